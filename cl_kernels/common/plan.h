@@ -1,0 +1,61 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef KVLEAF_PLAN_H
+#define KVLEAF_PLAN_H
+/* The tables of a step as host and kernels both read them: sections of one int array ("meta"), each found by an offset
+ * in ints that is a kernel argument. Constants only, so that C and OpenCL C share the file. */
+
+/* A query row of the decode family. */
+#define ROW_INTS 4
+#define ROW_Q_TOKEN 0       /* row of q, out and lse */
+#define ROW_VISIBLE 1       /* keys the row sees: positions 0 .. visible-1; may be <= 0 */
+#define ROW_TABLE 2         /* paged: entry of the block table where its sequence starts; contiguous: its first token */
+#define ROW_PARTIAL 3       /* its first partial; split s is partial ROW_PARTIAL + s; at least one, also where it sees none */
+
+/* A piece of work of the decode family: split s covers keys s * split_tokens .. + split_tokens - 1 of the row. */
+#define SPLIT_INTS 2
+#define SPLIT_ROW 0
+#define SPLIT_INDEX 1
+
+/* A sequence of the prefill family. */
+#define ENTRY_INTS 8
+#define ENTRY_Q_START 0     /* first row of q, out and lse */
+#define ENTRY_Q_LEN 1
+#define ENTRY_KV_LEN 2      /* keys, those of this step included */
+#define ENTRY_TABLE 3       /* as ROW_TABLE */
+#define ENTRY_MASK 4        /* 0 causal (bottom-right aligned), 1 none */
+
+/* A tile of the prefill family: tile_queries query rows from ITEM_QUERY of the entry (fewer at its end) times tile_heads
+ * query heads of one KV head (fewer at the group's end). */
+#define ITEM_INTS 4
+#define ITEM_ENTRY 0
+#define ITEM_QUERY 1
+#define ITEM_KV_HEAD 2
+#define ITEM_HEAD 3         /* first head within the group */
+
+/* A sequence of gather. */
+#define GATHER_INTS 4
+#define GATHER_KV_LEN 0
+#define GATHER_TABLE 1
+#define GATHER_OUT 2        /* first row of the packed output; ascending, so a row's sequence is found by bisection */
+
+/* A changed entry of the device's block table. */
+#define UPDATE_INTS 2
+#define UPDATE_INDEX 0
+#define UPDATE_BLOCK 1
+
+/* Partials: partial p, head h at (p * num_heads + h) * PARTIAL_STRIDE(head_dim) floats: the unnormalised accumulator
+ * [head_dim], then at PARTIAL_M the running maximum (log2 domain), at PARTIAL_L the sum. Empty: m = NEGATIVE, l = 0,
+ * accumulator 0. */
+#define PARTIAL_M(head_dim) (((head_dim) + 15) / 16 * 16)
+#define PARTIAL_L(head_dim) (PARTIAL_M(head_dim) + 1)
+#define PARTIAL_STRIDE(head_dim) (PARTIAL_M(head_dim) + 16)
+
+/* Values of -DQ_DTYPE, -DKV_DTYPE, -DOUT_DTYPE (enum kvleaf_dtype) and -DKV_LAYOUT (enum kvleaf_layout). */
+#define DTYPE_F16 0
+#define DTYPE_BF16 1
+#define DTYPE_F32 2
+#define LAYOUT_STRIDED 1
+#define LAYOUT_ROWS 2
+#define LAYOUT_CPU16 3
+#define LAYOUT_DIM8 4
+#endif

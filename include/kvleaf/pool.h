@@ -1,0 +1,91 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef KVLEAF_POOL_H
+#define KVLEAF_POOL_H
+
+/* Device-resident K/V storage of all layers. Order is [layer][block][kv_head][tile]: K and V of a layer are one
+ * cl_mem each, a tile holds block_size tokens of one KV head. */
+
+#include <kvleaf/device.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+typedef struct kvleaf_pool kvleaf_pool;
+
+/* How the elements of one (block, kv head) tile lie. A packed layout serves fast variants; block sizes that are no
+ * multiple of its unit are refused for it, and AUTO then takes ROWS. head_dim is padded inside as said. */
+typedef enum kvleaf_layout {
+    KVLEAF_LAYOUT_AUTO = 0,     /* pools: the device's best; views: STRIDED */
+    KVLEAF_LAYOUT_STRIDED = 1,  /* views only: any strides; NHD and HND are strides */
+    KVLEAF_LAYOUT_ROWS = 2,     /* K and V [block_size][head_dim] */
+    KVLEAF_LAYOUT_CPU16 = 3,    /* head_dim padded to 16. K: [block_size/16][head_dim][16 tokens];
+                                   V: [block_size/16][ceil(head_dim/64)][16 tokens][64 dims], the last part narrower */
+    KVLEAF_LAYOUT_DIM8 = 4      /* head_dim padded to 8, block_size a multiple of 8.
+                                   K: [head_dim/8][block_size][8 dims]; V: [block_size][head_dim] */
+} kvleaf_layout;
+
+/* Returns "rows", "cpu16", ... or "?". Any thread. */
+KVLEAF_API const char *kvleaf_layout_name(kvleaf_layout layout);
+
+typedef struct kvleaf_pool_params {
+    uint32_t struct_size;
+    int32_t num_layers;      /* K/V layers, >= 1; 0 = 1 */
+    int32_t num_blocks;      /* >= 1 */
+    int32_t block_size;      /* 1 .. 256; 0 = 16 */
+    int32_t num_kv_heads;    /* >= 1 */
+    int32_t head_dim_k;      /* 1 .. 256 */
+    int32_t head_dim_v;      /* 0 = head_dim_k; another value is UNSUPPORTED */
+    kvleaf_dtype dtype;
+    kvleaf_layout layout;    /* AUTO, ROWS, CPU16, DIM8 */
+    const cl_mem *memory;    /* [num_layers * 2] K, V of each layer, supplied by the application and retained, each at
+                                least kvleaf_pool_size's layer_bytes long; NULL = the pool allocates */
+} kvleaf_pool_params;
+
+#define KVLEAF_POOL_PARAMS_INIT { sizeof(kvleaf_pool_params) }
+#ifndef __cplusplus
+#define kvleaf_pool_params(...) \
+    (&(kvleaf_pool_params){ .struct_size = sizeof(kvleaf_pool_params), __VA_ARGS__ })
+#endif
+
+typedef struct kvleaf_pool_bytes {
+    uint32_t struct_size;
+    uint64_t total_bytes;    /* K and V of all layers */
+    uint64_t layer_bytes;    /* K (or V) of one layer: one cl_mem */
+    uint64_t token_bytes;    /* K and V of one token in all layers, padding included */
+    kvleaf_layout layout;    /* what AUTO became */
+} kvleaf_pool_bytes;
+
+/* Says how large a pool of these params would be; allocates nothing. `device` may be NULL (then AUTO is ROWS).
+ * INVALID: a field out of range. UNSUPPORTED: layer_bytes over the device's largest buffer (the limit is named). */
+KVLEAF_API kvleaf_status kvleaf_pool_size(const kvleaf_device *device, const kvleaf_pool_params *params,
+                                          kvleaf_pool_bytes *out);
+
+/* Makes the pool and builds its copy, gather and append programs. Contents start undefined. Retains the device.
+ * As kvleaf_pool_size, and TOO_SMALL (supplied memory), NO_MEMORY, DEVICE. */
+KVLEAF_API kvleaf_status kvleaf_pool_create(kvleaf_device *device, const kvleaf_pool_params *params,
+                                            kvleaf_pool **out);
+/* NULL is safe; sets *pool to NULL. Work already enqueued keeps the buffers alive. */
+KVLEAF_API void kvleaf_pool_destroy(kvleaf_pool **pool);
+
+/* Fills *params with what the pool was made of (defaults and layout resolved, memory NULL). */
+KVLEAF_API kvleaf_status kvleaf_pool_query(const kvleaf_pool *pool, kvleaf_pool_params *params);
+
+/* The buffers of a layer, not retained for the caller. INVALID: layer out of range. */
+KVLEAF_API kvleaf_status kvleaf_pool_memory(const kvleaf_pool *pool, int32_t layer, cl_mem *k, cl_mem *v);
+
+/* Element offset of (token-in-block, dim) inside the tile of a block and head, and the elements of a tile: the one
+ * definition of the layout on the host. `value` = false for K, true for V. Any thread; arguments are not checked. */
+KVLEAF_API size_t kvleaf_layout_offset(kvleaf_layout layout, bool value, int32_t block_size, int32_t head_dim,
+                                       int32_t token, int32_t dim);
+KVLEAF_API size_t kvleaf_layout_tile(kvleaf_layout layout, int32_t block_size, int32_t head_dim);
+
+/* Copies whole blocks, all layers, K and V: dst[i] = src[i]. Sources and destinations must be disjoint.
+ * `src`, `dst`: host arrays [count], read before the call returns. INVALID: an id out of range, a null. */
+KVLEAF_API kvleaf_status kvleaf_pool_copy_blocks(kvleaf_pool *pool, const int32_t *src, const int32_t *dst,
+                                                 int32_t count, const kvleaf_exec *exec);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

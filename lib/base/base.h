@@ -1,0 +1,83 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef KVL_BASE_H
+#define KVL_BASE_H
+
+/* What every layer uses: failing with a reason, host memory, checked arithmetic, logging, text, the few OS calls. */
+
+#include <kvleaf/status.h>
+
+#if defined(__GNUC__)
+#define KVL_PRINTF(format_at, args_at) __attribute__((format(printf, format_at, args_at)))
+#else
+#define KVL_PRINTF(format_at, args_at)
+#endif
+
+/* Fill the thread's last error and return its status, so that a check is one line:
+ *     return kvl_fail(KVLEAF_INVALID, "num_q", n, limit, "num_q is %d, the limit is %d", n, limit); */
+kvleaf_status kvl_fail(kvleaf_status status, const char *field, int64_t value, int64_t limit,
+                       const char *format, ...) KVL_PRINTF(5, 6);
+/* "field is value, must be low .. high". */
+kvleaf_status kvl_fail_range(const char *field, int64_t value, int64_t low, int64_t high);
+/* "field is null". */
+kvleaf_status kvl_fail_null(const char *field);
+/* KVLEAF_NO_MEMORY for `bytes` of host memory. */
+kvleaf_status kvl_fail_memory(size_t bytes);
+/* An OpenCL call that answered `cl_error`; NO_MEMORY for the codes that mean memory, else DEVICE. */
+kvleaf_status kvl_fail_opencl(const char *call, int32_t cl_error);
+/* Adds a build log to the error just made; copied. */
+void kvl_fail_log(const char *build_log);
+/* Checks a params struct: non-null and struct_size equal to `size`. */
+kvleaf_status kvl_check_struct(const void *params, uint32_t struct_size, size_t size, const char *field);
+
+/* Host memory by an application's allocator (all zero: malloc). kvl_alloc clears what it returns and NULL means none
+ * (or count * size overflows); kvl_free takes NULL. */
+void *kvl_alloc(const kvleaf_allocator *allocator, size_t count, size_t size);
+void kvl_free(const kvleaf_allocator *allocator, void *memory);
+
+/* *out = a op b; false where it would not fit. */
+bool kvl_mul(uint64_t a, uint64_t b, uint64_t *out);
+bool kvl_add(uint64_t a, uint64_t b, uint64_t *out);
+
+static inline int64_t kvl_ceil_div(int64_t a, int64_t b)
+{
+    return (a + b - 1) / b;
+}
+
+typedef struct kvl_logger {
+    kvleaf_log_fn log;
+    void *user;
+    kvleaf_log_level level;
+} kvl_logger;
+
+void kvl_log(const kvl_logger *logger, kvleaf_log_level level, const char *format, ...) KVL_PRINTF(3, 4);
+
+/* A growing string. After a failed allocation `failed` is set and appends do nothing. */
+typedef struct kvl_text {
+    const kvleaf_allocator *allocator;
+    char *data; /* NUL-terminated, NULL while empty */
+    size_t size, capacity;
+    bool failed;
+} kvl_text;
+
+void kvl_text_append(kvl_text *text, const char *data, size_t size);
+void kvl_text_format(kvl_text *text, const char *format, ...) KVL_PRINTF(2, 3);
+void kvl_text_free(kvl_text *text);
+
+/* '*' and '?' wildcards; the whole of `text` must match. */
+bool kvl_glob(const char *pattern, const char *text);
+
+/* OS calls. A file read whole into *data (released with kvl_free); false where it can't be. */
+bool kvl_file_read(const kvleaf_allocator *allocator, const char *path, char **data, size_t *size);
+/* Written beside and renamed into place, so that readers see the old or the new one; false and no file on failure. */
+bool kvl_file_replace(const char *path, const void *data, size_t size);
+void kvl_file_remove(const char *path);
+/* Makes the folder and its parents; true if it is there afterwards. */
+bool kvl_folder_make(const char *path);
+
+typedef struct kvl_mutex kvl_mutex;
+kvl_mutex *kvl_mutex_create(const kvleaf_allocator *allocator);
+void kvl_mutex_destroy(const kvleaf_allocator *allocator, kvl_mutex *mutex);
+void kvl_mutex_lock(kvl_mutex *mutex);
+void kvl_mutex_unlock(kvl_mutex *mutex);
+
+#endif
