@@ -29,6 +29,18 @@ KVLEAF_API size_t kvleaf_dtype_size(kvleaf_dtype dtype);
 /* Returns "f16", "bf16" or "f32", or "?" . Any thread. */
 KVLEAF_API const char *kvleaf_dtype_name(kvleaf_dtype dtype);
 
+/* How the elements of one (block, kv head) tile lie. A packed layout serves fast variants; block sizes that are no
+ * multiple of its unit are refused for it, and AUTO then takes ROWS. head_dim is padded inside as said. */
+typedef enum kvleaf_layout {
+    KVLEAF_LAYOUT_AUTO = 0,     /* pools: the device's best; views: STRIDED */
+    KVLEAF_LAYOUT_STRIDED = 1,  /* views only: any strides; NHD and HND are strides */
+    KVLEAF_LAYOUT_ROWS = 2,     /* K and V [block_size][head_dim] */
+    KVLEAF_LAYOUT_CPU16 = 3,    /* head_dim padded to 16. K: [block_size/16][head_dim][16 tokens];
+                                   V: [block_size/16][ceil(head_dim/64)][16 tokens][64 dims], the last part narrower */
+    KVLEAF_LAYOUT_DIM8 = 4      /* head_dim padded to 8, block_size a multiple of 8.
+                                   K: [head_dim/8][block_size][8 dims]; V: [block_size][head_dim] */
+} kvleaf_layout;
+
 /* The OpenCL entry points the library calls, all of OpenCL 1.2. An application may hand in its own
  * table (a shim, a tracer); tests use it to make each call fail. Every member must be set. */
 typedef struct kvleaf_opencl {

@@ -13,18 +13,6 @@ extern "C" {
 
 typedef struct kvleaf_pool kvleaf_pool;
 
-/* How the elements of one (block, kv head) tile lie. A packed layout serves fast variants; block sizes that are no
- * multiple of its unit are refused for it, and AUTO then takes ROWS. head_dim is padded inside as said. */
-typedef enum kvleaf_layout {
-    KVLEAF_LAYOUT_AUTO = 0,     /* pools: the device's best; views: STRIDED */
-    KVLEAF_LAYOUT_STRIDED = 1,  /* views only: any strides; NHD and HND are strides */
-    KVLEAF_LAYOUT_ROWS = 2,     /* K and V [block_size][head_dim] */
-    KVLEAF_LAYOUT_CPU16 = 3,    /* head_dim padded to 16. K: [block_size/16][head_dim][16 tokens];
-                                   V: [block_size/16][ceil(head_dim/64)][16 tokens][64 dims], the last part narrower */
-    KVLEAF_LAYOUT_DIM8 = 4      /* head_dim padded to 8, block_size a multiple of 8.
-                                   K: [head_dim/8][block_size][8 dims]; V: [block_size][head_dim] */
-} kvleaf_layout;
-
 /* Returns "rows", "cpu16", ... or "?". Any thread. */
 KVLEAF_API const char *kvleaf_layout_name(kvleaf_layout layout);
 

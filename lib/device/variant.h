@@ -6,7 +6,6 @@
  * device, builds, and whose kernels can be made is taken; the query and the dispatch read the same table. */
 
 #include "device/device.h"
-#include <kvleaf/pool.h>
 
 /* What a program is built for. */
 typedef struct kvl_geometry {
