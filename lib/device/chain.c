@@ -4,8 +4,7 @@
 kvleaf_status kvl_queue_in_order(kvleaf_device *device, cl_command_queue queue, bool *in_order)
 {
     cl_command_queue_properties properties = 0;
-    cl_int error =
-        device->cl->GetCommandQueueInfo(queue, CL_QUEUE_PROPERTIES, sizeof properties, &properties, NULL);
+    cl_int error = device->cl->GetCommandQueueInfo(queue, CL_QUEUE_PROPERTIES, sizeof properties, &properties, NULL);
     if (error)
         return kvl_fail_opencl("clGetCommandQueueInfo", error);
     *in_order = !(properties & CL_QUEUE_OUT_OF_ORDER_EXEC_MODE_ENABLE);
@@ -15,8 +14,8 @@ kvleaf_status kvl_queue_in_order(kvleaf_device *device, cl_command_queue queue, 
 kvleaf_status kvl_chain_begin(kvl_chain *chain, kvleaf_device *device, cl_command_queue queue, cl_uint num_wait,
                               const cl_event *wait_list, cl_event *event_out)
 {
-    *chain = (kvl_chain){.device = device, .queue = queue, .num_wait = num_wait, .wait_list = wait_list,
-                         .event_out = event_out};
+    *chain = (kvl_chain){
+        .device = device, .queue = queue, .num_wait = num_wait, .wait_list = wait_list, .event_out = event_out};
     return kvl_queue_in_order(device, queue, &chain->in_order);
 }
 

@@ -40,6 +40,7 @@ typedef struct kvl_variant {
     bool persistent;                          /* a work-group a compute unit, taking items from a counter */
     int32_t split_tokens;                     /* decode: keys of a split, given as -DSPLIT_TOKENS */
     int32_t tile_rows;                        /* prefill: query rows times heads of a tile, given as -DTILE_ROWS */
+    bool undocumented;                        /* relies on driver behaviour that no document promises */
 } kvl_variant;
 
 typedef struct kvl_chosen {

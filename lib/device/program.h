@@ -1,0 +1,24 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef KVL_PROGRAM_H
+#define KVL_PROGRAM_H
+
+/* How the device layer makes a program: source text, memory cache, disk cache. */
+
+#include "device/device.h"
+
+/* The device's programs; destroying releases them all. */
+kvleaf_status kvl_programs_create(kvleaf_device *device);
+void kvl_programs_destroy(kvleaf_device *device);
+
+/* Appends cl_kernels/<file> with every `#include "..."` expanded, each file once, and #line directives that keep the
+ * compiler's messages true. Read from device->kernel_dir where that is set. INVALID: a name that leaves the folder, a
+ * file that isn't there. */
+kvleaf_status kvl_source_expand(const kvleaf_device *device, const char *file, kvl_text *out);
+
+/* The binary stored under the key, checked to the last byte and released with kvl_free; false where there is none or it
+ * is not exactly that. */
+bool kvl_disk_load(const kvleaf_device *device, const kvl_text *key, char **binary, size_t *size);
+/* Stores it, replacing what is there; a failure is one log line. */
+void kvl_disk_store(const kvleaf_device *device, const kvl_text *key, const void *binary, size_t size);
+
+#endif

@@ -1,0 +1,170 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Choosing kernel variants: built for the geometry on this very device before they are offered. */
+#include "device/variant.h"
+
+#include <stdio.h>
+#include <string.h>
+
+void kvl_variant_key(const kvl_variant *variant, const kvl_geometry *geometry, char *key, size_t size)
+{
+    snprintf(key, size, "%s.%s.q_%s.kv_%s.d%d.b%d", variant->family, variant->name,
+             kvleaf_dtype_name(geometry->q_dtype), kvleaf_dtype_name(geometry->kv_dtype), (int)geometry->head_dim,
+             (int)geometry->block_size);
+}
+
+static void format_options(const kvl_variant *variant, const kvl_geometry *geometry, int32_t work_group, kvl_text *out)
+{
+    kvl_text_format(out, "-cl-std=CL1.2 -DQ_DTYPE=%d -DKV_DTYPE=%d -DOUT_DTYPE=%d -DKV_LAYOUT=%d -DKV_PAGED=%d",
+                    (int)geometry->q_dtype, (int)geometry->kv_dtype, (int)geometry->out_dtype, (int)geometry->layout,
+                    geometry->block_size ? 1 : 0);
+    kvl_text_format(out, " -DWORK_GROUP=%d", (int)work_group);
+    if (variant->split_tokens)
+        kvl_text_format(out, " -DSPLIT_TOKENS=%d", (int)variant->split_tokens);
+    if (variant->tile_rows)
+        kvl_text_format(out, " -DTILE_ROWS=%d", (int)variant->tile_rows);
+    if (variant->fixed & KVL_FIX_HEAD_DIM)
+        kvl_text_format(out, " -DHEAD_DIM=%d", (int)geometry->head_dim);
+    if (variant->fixed & KVL_FIX_GROUP)
+        kvl_text_format(out, " -DGROUP=%d", (int)(geometry->num_heads / geometry->num_kv_heads));
+    if ((variant->fixed & KVL_FIX_BLOCK_SIZE) && geometry->block_size)
+        kvl_text_format(out, " -DBLOCK_SIZE=%d", (int)geometry->block_size);
+    if (variant->options)
+        kvl_text_format(out, " %s", variant->options);
+}
+
+/* Whether one built kernel keeps within the limits at this work-group size; false with the reason in the last error. */
+static kvleaf_status check_kernel(kvleaf_device *device, cl_program program, const char *name, int32_t work_group,
+                                  bool *fits)
+{
+    cl_kernel kernel;
+    kvleaf_status status = kvl_device_kernel(device, program, name, &kernel);
+    if (status != KVLEAF_OK)
+        return status;
+    size_t largest = 0;
+    cl_ulong local = 0;
+    const kvleaf_opencl *cl = device->cl;
+    cl_int error =
+        cl->GetKernelWorkGroupInfo(kernel, device->id, CL_KERNEL_WORK_GROUP_SIZE, sizeof largest, &largest, NULL);
+    if (error == CL_SUCCESS)
+        error = cl->GetKernelWorkGroupInfo(kernel, device->id, CL_KERNEL_LOCAL_MEM_SIZE, sizeof local, &local, NULL);
+    cl->ReleaseKernel(kernel);
+    if (error != CL_SUCCESS)
+        return kvl_fail_opencl("clGetKernelWorkGroupInfo", error);
+    *fits = (size_t)work_group <= largest && local <= device->caps.local_bytes;
+    if (!*fits && local > device->caps.local_bytes)
+        kvl_fail(KVLEAF_UNSUPPORTED, "local_bytes", (int64_t)local, (int64_t)device->caps.local_bytes,
+                 "%s takes %llu bytes of local memory at a work-group of %d, the limit is %llu", name,
+                 (unsigned long long)local, (int)work_group, (unsigned long long)device->caps.local_bytes);
+    else if (!*fits)
+        kvl_fail(KVLEAF_UNSUPPORTED, "work_group", work_group, (int64_t)largest,
+                 "%s allows work-groups of %zu, %d are needed", name, largest, (int)work_group);
+    return KVLEAF_OK;
+}
+
+static kvleaf_status build_at(kvleaf_device *device, const kvl_variant *variant, const kvl_geometry *geometry,
+                              int32_t work_group, cl_program *program, bool *fits)
+{
+    kvl_text options = {.allocator = &device->allocator};
+    format_options(variant, geometry, work_group, &options);
+    kvleaf_status status = options.failed ? kvl_fail_memory(options.capacity)
+                                          : kvl_device_program(device, variant->file, options.data, program);
+    kvl_text_free(&options);
+    *fits = true;
+    for (int i = 0; status == KVLEAF_OK && *fits && i < KVL_VARIANT_KERNELS && variant->kernels[i]; i++)
+        status = check_kernel(device, *program, variant->kernels[i], work_group, fits);
+    return status;
+}
+
+kvleaf_status kvl_variant_try(kvleaf_device *device, const kvl_variant *variant, const kvl_geometry *geometry,
+                              kvl_chosen *out)
+{
+    const char *reason = variant->refuses ? variant->refuses(&device->caps, geometry) : NULL;
+    if (!reason && variant->undocumented && device->deny_undocumented)
+        reason = "relies on undocumented driver behaviour, which the device params deny";
+    if (reason)
+        return kvl_fail(KVLEAF_UNSUPPORTED, "variant", 0, 0, "%s", reason);
+    int32_t least = variant->min_work_group > 0 ? variant->min_work_group : 1;
+    int32_t work_group = variant->work_group > 0 ? variant->work_group : 1;
+    while (work_group >= least && (size_t)work_group > device->caps.max_work_group_size)
+        work_group /= 2;
+    if (work_group < least)
+        return kvl_fail(KVLEAF_UNSUPPORTED, "max_work_group_size", least, (int64_t)device->caps.max_work_group_size,
+                        "needs work-groups of %d, the limit is %zu", (int)least, device->caps.max_work_group_size);
+    for (; work_group >= least; work_group /= 2) {
+        cl_program program;
+        bool fits;
+        kvleaf_status status = build_at(device, variant, geometry, work_group, &program, &fits);
+        if (status != KVLEAF_OK)
+            return status;
+        if (fits) {
+            out->variant = variant;
+            out->program = program;
+            out->work_group = work_group;
+            kvl_variant_key(variant, geometry, out->key, sizeof out->key);
+            return KVLEAF_OK;
+        }
+    }
+    return KVLEAF_UNSUPPORTED;
+}
+
+/* Whether one of the comma-separated globs matches the key, or the "family.name" that it begins with. */
+static bool is_named(const char *globs, const kvl_variant *variant, const kvl_geometry *geometry)
+{
+    char key[128], name[128], glob[128];
+    kvl_variant_key(variant, geometry, key, sizeof key);
+    snprintf(name, sizeof name, "%s.%s", variant->family, variant->name);
+    for (const char *at = globs; *at;) {
+        at += strspn(at, ", ");
+        size_t length = strcspn(at, ", ");
+        if (length > 0 && length < sizeof glob) {
+            memcpy(glob, at, length);
+            glob[length] = 0;
+            if (kvl_glob(glob, key) || kvl_glob(glob, name))
+                return true;
+        }
+        at += length;
+    }
+    return false;
+}
+
+/* From the last to the first; `forced` = only those that the globs name. OK, NO_MEMORY, or UNSUPPORTED with the reasons
+ * appended. */
+static kvleaf_status choose_among(kvleaf_device *device, const kvl_variant *table, int count,
+                                  const kvl_geometry *geometry, bool forced, kvl_text *reasons, kvl_chosen *out)
+{
+    for (int i = count - 1; i >= 0; i--) {
+        bool named = device->variants && is_named(device->variants, &table[i], geometry);
+        if (named != forced)
+            continue;
+        kvleaf_status status = kvl_variant_try(device, &table[i], geometry, out);
+        if (status == KVLEAF_OK || status == KVLEAF_NO_MEMORY)
+            return status;
+        kvl_text_format(reasons, "%s%s: %s", reasons->size ? "; " : "", table[i].name, kvleaf_last_error()->message);
+        kvl_log(&device->logger, KVLEAF_LOG_DEBUG, "%s.%s is passed over: %s", table[i].family, table[i].name,
+                kvleaf_last_error()->message);
+    }
+    return KVLEAF_UNSUPPORTED;
+}
+
+kvleaf_status kvl_variant_choose(kvleaf_device *device, const kvl_variant *table, int count,
+                                 const kvl_geometry *geometry, kvl_chosen *out)
+{
+    kvl_text reasons = {.allocator = &device->allocator};
+    kvleaf_status status = KVLEAF_UNSUPPORTED;
+    if (device->variants)
+        status = choose_among(device, table, count, geometry, true, &reasons, out);
+    if (status == KVLEAF_UNSUPPORTED)
+        status = choose_among(device, table, count, geometry, false, &reasons, out);
+    if (status == KVLEAF_OK) {
+        kvl_log(&device->logger, KVLEAF_LOG_INFO, "%s: %s, work-group %d", out->variant->family, out->key,
+                (int)out->work_group);
+    } else if (status == KVLEAF_UNSUPPORTED) {
+        char key[128] = "";
+        if (count > 0)
+            kvl_variant_key(&table[0], geometry, key, sizeof key);
+        status = kvl_fail(KVLEAF_UNSUPPORTED, "variant", 0, count, "no variant serves %s (%s)", key,
+                          reasons.data ? reasons.data : "there are none");
+    }
+    kvl_text_free(&reasons);
+    return status;
+}
