@@ -1,0 +1,162 @@
+// SPDX-License-Identifier: Apache-2.0
+#line 1 "cl_kernels/cpu/append.cl"
+/* Scatters new keys and values to their slots: a work-item per (16 tokens, KV head), explicit vectors. Any layout.
+ * Launch: global {num_kv_heads, ceil(num_tokens / 16)}, local {1, 1}.
+ *
+ * Tokens whose slots follow each other inside a 16-token unit of a CPU16 block form a run. The work-item in whose 16
+ * tokens a run begins writes all of it, so that a prompt's units are transposed whole wherever they begin in the batch. */
+#include "common/config.clh"
+#include "common/dtypes.clh"
+#include "common/layout.clh"
+#include "common/transpose.clh"
+
+#define APPEND_TOKENS 16
+#if KV_LAYOUT == LAYOUT_CPU16
+#define RUN_TOKENS 16
+#else
+#define RUN_TOKENS 1
+#endif
+
+typedef float16 __attribute__((aligned(4))) float16_at_element;
+typedef ushort16 __attribute__((aligned(2))) ushort16_at_element;
+
+inline float16 load_any16(__global const uchar *base, long i, int dtype)
+{
+    if (dtype == DTYPE_F32)
+        return *(__global const float16_at_element *)((__global const float *)base + i);
+    if (dtype == DTYPE_BF16)
+        return as_float16(convert_uint16(*(__global const ushort16_at_element *)((__global const ushort *)base + i))
+                          << 16);
+    return vload_half16(0, (__global const half *)base + i);
+}
+
+inline kv_raw16 round16(float16 x)
+{
+#if KV_DTYPE == DTYPE_F32
+    return as_uint16(x);
+#elif KV_DTYPE == DTYPE_BF16
+    uint16 u = as_uint16(x);
+    uint16 rounded = (u + 0x7fffu + ((u >> 16) & 1u)) >> 16;
+    return convert_ushort16(select(rounded, (u >> 16) | 0x40u, (u & 0x7fffffffu) > 0x7f800000u));
+#else
+    ushort16 raw;
+    vstore_half16_rte(x, 0, (half *)&raw);
+    return raw;
+#endif
+}
+
+/* Sixteen source elements as the cache stores them. */
+inline kv_raw16 load_rounded16(__global const uchar *base, long i, int dtype)
+{
+    if (dtype == KV_DTYPE)
+        return load_raw16((__global const kv_raw *)base + i);
+    return round16(load_any16(base, i, dtype));
+}
+
+/* A row whose dims lie one by one: dim by dim to the offset of each. */
+inline void store_scattered(__global const uchar *source, long from, int dtype, __global kv_raw *target, long4 view,
+                            int value, int first_dim, int in_block, int4 shape)
+{
+    int head_dim = SHAPE_HEAD_DIM(shape);
+    for (int dim = first_dim; dim < head_dim; dim++) {
+        float x = load_any(source, from + dim, dtype);
+        long at = element_offset(view, value, SHAPE_BLOCK_SIZE(shape), head_dim, in_block, dim);
+        STORE_KV(x, (__global KV_ELEM *)target, at);
+    }
+}
+
+/* A row whose dims are contiguous at least sixteen at a time. */
+inline void store_row(__global const uchar *source, long from, int dtype, __global kv_raw *target, long4 view,
+                      int value, int in_block, int4 shape)
+{
+    int head_dim = SHAPE_HEAD_DIM(shape);
+    int dim = 0;
+    for (; dim + 16 <= head_dim; dim += 16)
+        store_raw16(load_rounded16(source, from + dim, dtype),
+                    target + element_offset(view, value, SHAPE_BLOCK_SIZE(shape), head_dim, in_block, dim));
+    store_scattered(source, from, dtype, target, view, value, dim, in_block, shape);
+}
+
+/* A whole unit of keys, [16 tokens][head_dim] to [head_dim][16 tokens]. */
+inline void store_unit(__global const uchar *source, long from, long token_stride, int dtype, __global kv_raw *unit,
+                       int head_dim)
+{
+    int dim = 0;
+    for (; dim + 16 <= head_dim; dim += 16) {
+        kv_raw16 rows[16];
+        for (int token = 0; token < 16; token++)
+            rows[token] = load_rounded16(source, from + token * token_stride + dim, dtype);
+        transpose16(rows);
+        for (int i = 0; i < 16; i++)
+            store_raw16(rows[i], unit + (dim + i) * 16);
+    }
+    for (; dim < head_dim; dim++)
+        for (int token = 0; token < 16; token++) {
+            float x = load_any(source, from + token * token_stride + dim, dtype);
+            STORE_KV(x, (__global KV_ELEM *)unit, dim * 16 + token);
+        }
+}
+
+inline void store_keys(__global const uchar *source, long from, long token_stride, int dtype, __global kv_raw *target,
+                       long4 view, int in_block, int run, int4 shape)
+{
+#if KV_LAYOUT == LAYOUT_CPU16
+    if (run == 16) {
+        int head_dim = SHAPE_HEAD_DIM(shape);
+        long unit = element_offset(view, 0, SHAPE_BLOCK_SIZE(shape), head_dim, in_block, 0);
+        store_unit(source, from, token_stride, dtype, target + unit, head_dim);
+        return;
+    }
+#endif
+    for (int i = 0; i < run; i++, from += token_stride) {
+#if KV_LAYOUT == LAYOUT_CPU16 || KV_LAYOUT == LAYOUT_DIM8
+        store_scattered(source, from, dtype, target, view, 0, 0, in_block + i, shape);
+#else
+        store_row(source, from, dtype, target, view, 0, in_block + i, shape);
+#endif
+    }
+}
+
+/* Tokens from `token` on whose slots go on from its own within the unit. */
+inline int run_length(__global const long *slots, int token, int num_tokens, int in_block)
+{
+    int limit = min(RUN_TOKENS - in_block % RUN_TOKENS, num_tokens - token);
+    int run = 1;
+    while (run < limit && slots[token + run] == slots[token] + run)
+        run++;
+    return run;
+}
+
+/* Sources [num_tokens, num_kv_heads, head_dim] by views {offset, token_stride, head_stride, dtype}; int64 slots [num_tokens]
+ * at meta + work.s0; work = {slots_offset, num_tokens, num_blocks, 0}. A slot outside the pool writes nothing. */
+__kernel __attribute__((reqd_work_group_size(1, 1, 1))) void
+kvl_append(__global const uchar *k_source, long4 k_source_view, __global const uchar *v_source, long4 v_source_view,
+           __global kv_raw *k, long4 k_view, __global kv_raw *v, long4 v_view, __global const int *meta, int4 shape,
+           int4 work)
+{
+    int head = (int)get_group_id(0);
+    int begin = (int)get_group_id(1) * APPEND_TOKENS;
+    int end = min(begin + APPEND_TOKENS, work.s1);
+    int block_size = SHAPE_BLOCK_SIZE(shape);
+    long num_slots = (long)work.s2 * block_size;
+    __global const long *slots = (__global const long *)(meta + work.s0);
+
+    for (int token = begin; token < end; token++) {
+        long slot = slots[token];
+        if (slot < 0 || slot >= num_slots)
+            continue;
+        if (slot % RUN_TOKENS != 0 && token > 0 && slots[token - 1] == slot - 1)
+            continue; /* inside a run */
+        int block = (int)(slot / block_size);
+        int in_block = (int)(slot - (long)block * block_size);
+        int run = run_length(slots, token, work.s1, in_block);
+        long k_from = k_source_view.s0 + token * k_source_view.s1 + head * k_source_view.s2;
+        long v_from = v_source_view.s0 + token * v_source_view.s1 + head * v_source_view.s2;
+        __global kv_raw *k_tile = k + tile_start(k_view, block, head);
+        __global kv_raw *v_tile = v + tile_start(v_view, block, head);
+        store_keys(k_source, k_from, k_source_view.s1, (int)k_source_view.s3, k_tile, k_view, in_block, run, shape);
+        for (int i = 0; i < run; i++)
+            store_row(v_source, v_from + i * v_source_view.s1, (int)v_source_view.s3, v_tile, v_view, 1, in_block + i,
+                      shape);
+    }
+}
