@@ -33,7 +33,8 @@ kvleaf_status kvl_engine_size(const kvleaf_device *device, const kvl_engine_para
                               uint64_t *host_bytes);
 kvleaf_status kvl_engine_create(kvleaf_device *device, const kvl_engine_params *params, kvl_engine **out);
 void kvl_engine_destroy(kvl_engine **engine);
-const char *kvl_engine_variant(const kvl_engine *engine, kvl_operation operation);
+/* The key of the variant of an operation by its name; "" where it is not built or unknown. */
+const char *kvl_engine_variant(const kvl_engine *engine, const char *operation);
 
 /* Room in a staging slot, all of it to be filled before submit. */
 typedef struct kvl_staging {
@@ -64,7 +65,7 @@ typedef struct kvl_step {
     int32_t num_seqs;
     int32_t num_blocks;         /* of the K/V buffers */
     cl_mem table;               /* the block table; NULL = the one staged with the step (or none: contiguous) */
-    cl_mem device_lens;         /* NULL, or int32 [num_seqs] that bound the kv_lens from below; see design of resolve */
+    cl_mem device_lens;         /* NULL, or int32 [num_seqs]: the true lengths, at most the kv_lens above */
     int64_t device_lens_first;  /* ints */
 } kvl_step;
 

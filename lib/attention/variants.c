@@ -51,7 +51,7 @@ static const kvl_variant append_table[] = {
     {.family = "append", .name = "portable", .file = "portable/append.cl", .kernels = {"kvl_append"},
      .refuses = needs_paged, .work_group = 64},
     {.family = "append", .name = "cpu", .file = "cpu/append.cl", .kernels = {"kvl_append"},
-     .refuses = needs_paged_cpu, .fixed = KVL_FIX_HEAD_DIM | KVL_FIX_BLOCK_SIZE, .work_group = 1, .persistent = true},
+     .refuses = needs_paged_cpu, .work_group = 1, .item_tokens = 16},
 };
 
 static const kvl_variant decode_table[] = {
@@ -78,14 +78,14 @@ static const kvl_variant gather_table[] = {
     {.family = "gather", .name = "portable", .file = "portable/gather.cl", .kernels = {"kvl_gather"},
      .refuses = needs_paged, .work_group = 64},
     {.family = "gather", .name = "cpu", .file = "cpu/gather.cl", .kernels = {"kvl_gather"},
-     .refuses = needs_paged_cpu, .fixed = KVL_FIX_HEAD_DIM | KVL_FIX_BLOCK_SIZE, .work_group = 1, .persistent = true},
+     .refuses = needs_paged_cpu, .work_group = 1, .item_tokens = 16},
 };
 
 static const kvl_variant merge_table[] = {
     {.family = "merge", .name = "portable", .file = "portable/merge.cl", .kernels = {"kvl_merge"},
      .refuses = never_refuses, .work_group = 64},
     {.family = "merge", .name = "cpu", .file = "cpu/merge.cl", .kernels = {"kvl_merge"},
-     .refuses = needs_cpu, .fixed = KVL_FIX_HEAD_DIM, .work_group = 1},
+     .refuses = needs_cpu, .work_group = 1},
 };
 
 #define TABLE(rows) {rows, sizeof rows / sizeof *rows}

@@ -39,6 +39,7 @@ typedef struct kvl_variant {
     int32_t min_work_group;                   /* below this the variant does not serve; 0 = 1 */
     bool persistent;                          /* a work-group a compute unit, taking items from a counter */
     int32_t split_tokens;                     /* decode: keys of a split, given as -DSPLIT_TOKENS */
+    int32_t item_tokens;                      /* append, gather: tokens a work-group takes; 0 = 1 */
     int32_t tile_rows;                        /* prefill: query rows times heads of a tile, given as -DTILE_ROWS */
     bool undocumented;                        /* relies on driver behaviour that no document promises */
 } kvl_variant;

@@ -1,0 +1,331 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Creation, staging and submission of steps. Launches are in launch.c. */
+#include "attention/state.h"
+
+#include "common/plan.h"
+
+#include <string.h>
+
+#define PARTIAL_BYTES sizeof(float)
+#define UPDATE_GROUP 64 /* work-items a work-group of the table kernel */
+
+static bool builds(const kvl_engine_params *params, kvl_operation operation)
+{
+    return params->operations & (1u << operation);
+}
+
+static uint64_t partials_bytes(const kvl_engine *engine)
+{
+    const kvl_geometry *geometry = &engine->params.geometry;
+    uint64_t bytes;
+    if (!kvl_mul((uint64_t)engine->capacity.splits * PARTIAL_BYTES, (uint64_t)geometry->num_heads, &bytes) ||
+        !kvl_mul(bytes, PARTIAL_STRIDE((uint64_t)geometry->head_dim), &bytes))
+        return UINT64_MAX;
+    return bytes;
+}
+
+/* Tile shape and capacities, which follow from the params and the chosen variants. */
+static kvleaf_status derive(kvl_engine *engine)
+{
+    const kvl_geometry *geometry = &engine->params.geometry;
+    int32_t group = geometry->num_heads / geometry->num_kv_heads;
+    int32_t rows = engine->chosen[KVL_PREFILL].variant->tile_rows;
+    engine->tile_heads = group < rows ? group : rows;
+    engine->tile_queries = rows / engine->tile_heads;
+    return kvl_schedule_capacity(engine, &engine->capacity);
+}
+
+static uint64_t device_bytes(const kvl_engine *engine)
+{
+    return partials_bytes(engine) + (uint64_t)engine->capacity.ints * sizeof(int32_t);
+}
+
+static uint64_t host_bytes(const kvl_engine *engine)
+{
+    const kvl_engine_params *params = &engine->params;
+    uint64_t slot = sizeof(kvl_slot) + (uint64_t)engine->capacity.ints * sizeof(int32_t);
+    return sizeof *engine + slot * (uint64_t)params->steps_in_flight + (uint64_t)params->max_seqs * sizeof(int32_t);
+}
+
+/* The variant of each operation as the device would choose it, without building: for sizes, the first that is not refused. */
+static void guess(kvl_engine *engine)
+{
+    for (int operation = 0; operation < KVL_OPERATIONS; operation++) {
+        int count;
+        const kvl_variant *table = kvl_variants((kvl_operation)operation, &count);
+        engine->chosen[operation].variant = table;
+        for (int i = 0; i < count; i++) {
+            if (!table[i].refuses(&engine->device->caps, &engine->params.geometry))
+                engine->chosen[operation].variant = &table[i];
+        }
+    }
+}
+
+kvleaf_status kvl_engine_size(const kvleaf_device *device, const kvl_engine_params *params, uint64_t *device_size,
+                              uint64_t *host_size)
+{
+    kvl_engine engine = {.device = (kvleaf_device *)device, .params = *params};
+    guess(&engine);
+    kvleaf_status status = derive(&engine);
+    if (status)
+        return status;
+    *device_size = device_bytes(&engine);
+    *host_size = host_bytes(&engine);
+    return KVLEAF_OK;
+}
+
+static kvleaf_status choose(kvl_engine *engine)
+{
+    for (int operation = 0; operation < KVL_OPERATIONS; operation++) {
+        int count;
+        const kvl_variant *table = kvl_variants((kvl_operation)operation, &count);
+        engine->chosen[operation].variant = table; /* sizes below read a row of every operation */
+        if (!builds(&engine->params, (kvl_operation)operation))
+            continue;
+        kvleaf_status status = kvl_variant_choose(engine->device, table, count, &engine->params.geometry,
+                                                  &engine->chosen[operation]);
+        if (status)
+            return status;
+    }
+    return KVLEAF_OK;
+}
+
+static kvleaf_status make_kernels(kvl_engine *engine)
+{
+    cl_program table_program = NULL, resolve_program = NULL;
+    kvleaf_status status = KVLEAF_OK;
+    if (engine->params.max_updates)
+        status = kvl_device_program(engine->device, "portable/table.cl", "-cl-std=CL1.2 -DWORK_GROUP=64", &table_program);
+    if (!status && engine->params.geometry.device_tables)
+        status = kvl_device_program(engine->device, "portable/resolve.cl", "-cl-std=CL1.2", &resolve_program);
+    const struct {
+        cl_program program;
+        const char *name;
+        cl_kernel *kernel;
+    } wanted[] = {
+        {engine->chosen[KVL_APPEND].program, "kvl_append", &engine->append},
+        {engine->chosen[KVL_DECODE].program, "kvl_decode", &engine->decode},
+        {engine->chosen[KVL_DECODE].program, "kvl_fold", &engine->fold},
+        {engine->chosen[KVL_PREFILL].program, "kvl_prefill", &engine->prefill},
+        {engine->chosen[KVL_GATHER].program, "kvl_gather", &engine->gather},
+        {engine->chosen[KVL_MERGE].program, "kvl_merge", &engine->merge},
+        {table_program, "kvl_table_update", &engine->update},
+        {resolve_program, "kvl_resolve", &engine->resolve},
+    };
+    for (size_t i = 0; i < sizeof wanted / sizeof *wanted && !status; i++) {
+        if (wanted[i].program)
+            status = kvl_device_kernel(engine->device, wanted[i].program, wanted[i].name, wanted[i].kernel);
+    }
+    return status;
+}
+
+/* Kernels leave a counter at zero, so it is cleared once. */
+static kvleaf_status make_counter(kvl_engine *engine, cl_mem *out)
+{
+    cl_int zero[4] = {0}, error;
+    *out = engine->device->cl->CreateBuffer(engine->device->context, CL_MEM_READ_WRITE | CL_MEM_COPY_HOST_PTR, sizeof zero,
+                                            zero, &error);
+    return error ? kvl_fail_opencl("clCreateBuffer", error) : KVLEAF_OK;
+}
+
+static kvleaf_status make_buffers(kvl_engine *engine)
+{
+    const kvl_engine_params *params = &engine->params;
+    const kvleaf_allocator *allocator = &engine->device->allocator;
+    size_t ints = (size_t)engine->capacity.ints;
+    kvleaf_status status = kvl_device_buffer(engine->device, "the plan's tables", ints * sizeof(int32_t), &engine->meta);
+    if (!status && builds(params, KVL_DECODE))
+        status = kvl_device_buffer(engine->device, "the workspace of decode (max_decode_keys)", partials_bytes(engine),
+                                   &engine->partials);
+    if (!status)
+        status = make_counter(engine, &engine->decode_counter);
+    if (!status)
+        status = make_counter(engine, &engine->prefill_counter);
+    if (status)
+        return status;
+    engine->order = kvl_alloc(allocator, (size_t)params->max_seqs, sizeof *engine->order);
+    engine->slots = kvl_alloc(allocator, (size_t)params->steps_in_flight, sizeof *engine->slots);
+    if (!engine->order || !engine->slots)
+        return kvl_fail_memory((size_t)params->max_seqs * sizeof *engine->order);
+    for (int32_t i = 0; i < params->steps_in_flight; i++) {
+        engine->slots[i].host = kvl_alloc(allocator, ints, sizeof(int32_t));
+        if (!engine->slots[i].host)
+            return kvl_fail_memory(ints * sizeof(int32_t));
+    }
+    return KVLEAF_OK;
+}
+
+kvleaf_status kvl_engine_create(kvleaf_device *device, const kvl_engine_params *params, kvl_engine **out)
+{
+    kvl_engine *engine = kvl_alloc(&device->allocator, 1, sizeof *engine);
+    if (!engine)
+        return kvl_fail_memory(sizeof *engine);
+    engine->device = device;
+    engine->params = *params;
+    kvl_device_retain(device);
+    kvleaf_status status = choose(engine);
+    if (!status)
+        status = derive(engine);
+    if (!status)
+        status = make_kernels(engine);
+    if (!status)
+        status = make_buffers(engine);
+    if (status) {
+        kvl_engine_destroy(&engine);
+        return status;
+    }
+    *out = engine;
+    return KVLEAF_OK;
+}
+
+/* A staging slot's memory may still be read by an upload in flight; only destruction has to wait for that. */
+static void release_slots(kvl_engine *engine)
+{
+    const kvleaf_opencl *cl = engine->device->cl;
+    for (int32_t i = 0; engine->slots && i < engine->params.steps_in_flight; i++) {
+        if (engine->slots[i].uploaded) {
+            cl->WaitForEvents(1, &engine->slots[i].uploaded);
+            cl->ReleaseEvent(engine->slots[i].uploaded);
+        }
+        kvl_free(&engine->device->allocator, engine->slots[i].host);
+    }
+    kvl_free(&engine->device->allocator, engine->slots);
+}
+
+void kvl_engine_destroy(kvl_engine **at)
+{
+    kvl_engine *engine = at ? *at : NULL;
+    if (!engine)
+        return;
+    *at = NULL;
+    kvleaf_device *device = engine->device;
+    cl_kernel kernels[] = {engine->append, engine->decode, engine->fold,   engine->prefill,
+                           engine->gather, engine->merge,  engine->update, engine->resolve};
+    for (size_t i = 0; i < sizeof kernels / sizeof *kernels; i++) {
+        if (kernels[i])
+            device->cl->ReleaseKernel(kernels[i]);
+    }
+    release_slots(engine);
+    cl_mem buffers[] = {engine->meta, engine->partials, engine->decode_counter, engine->prefill_counter};
+    for (size_t i = 0; i < sizeof buffers / sizeof *buffers; i++) {
+        if (buffers[i])
+            device->cl->ReleaseMemObject(buffers[i]);
+    }
+    kvl_free(&device->allocator, engine->order);
+    kvl_free(&device->allocator, engine);
+    kvl_device_release(device);
+}
+
+const char *kvl_engine_variant(const kvl_engine *engine, const char *operation)
+{
+    for (int i = 0; i < KVL_OPERATIONS; i++) {
+        if (builds(&engine->params, (kvl_operation)i) && strcmp(kvl_operation_name((kvl_operation)i), operation) == 0)
+            return engine->chosen[i].key;
+    }
+    return "";
+}
+
+/* A slot whose upload is over, or NULL. */
+static kvleaf_status free_slot(kvl_engine *engine, kvl_slot **out)
+{
+    const kvleaf_opencl *cl = engine->device->cl;
+    *out = NULL;
+    for (int32_t i = 0; i < engine->params.steps_in_flight && !*out; i++) {
+        kvl_slot *slot = &engine->slots[i];
+        if (slot->uploaded) {
+            cl_int state = CL_QUEUED;
+            cl_int error = cl->GetEventInfo(slot->uploaded, CL_EVENT_COMMAND_EXECUTION_STATUS, sizeof state, &state, NULL);
+            if (error)
+                return kvl_fail_opencl("clGetEventInfo", error);
+            if (state > CL_COMPLETE)
+                continue;
+            cl->ReleaseEvent(slot->uploaded);
+            slot->uploaded = NULL;
+            if (state < 0)
+                return kvl_fail_opencl("the upload of an earlier step", state);
+        }
+        *out = slot;
+    }
+    return KVLEAF_OK;
+}
+
+kvleaf_status kvl_engine_begin(kvl_engine *engine, const kvl_counts *counts, kvl_staging *out)
+{
+    kvl_schedule at;
+    kvl_slot *slot;
+    kvleaf_status status = kvl_schedule_begin(engine, counts, &at);
+    if (!status)
+        status = free_slot(engine, &slot);
+    if (status)
+        return status;
+    if (!slot)
+        return kvl_fail(KVLEAF_BUSY, "steps_in_flight", engine->params.steps_in_flight, engine->params.steps_in_flight,
+                        "all %d staging slots are still in flight", engine->params.steps_in_flight);
+    engine->open = slot;
+    engine->begun = at;
+    *out = (kvl_staging){
+        .slots = (int64_t *)(void *)(slot->host + at.slots_at),
+        .updates = slot->host + at.updates_at,
+        .copies = slot->host + at.copies_at,
+        .table = slot->host + at.table_at,
+    };
+    return KVLEAF_OK;
+}
+
+static kvleaf_status run_updates(kvl_engine *engine, const kvl_schedule *at, kvl_chain *chain)
+{
+    cl_int4 work = {{at->updates_at, at->counts.num_updates, 0, 0}};
+    const kvl_arg args[] = {KVL_ARG(at->table), KVL_ARG(engine->meta), KVL_ARG(work)};
+    kvleaf_status status = kvl_kernel_args(engine->device, engine->update, args, 3);
+    if (status)
+        return status;
+    size_t local = UPDATE_GROUP, global = (size_t)kvl_ceil_div(at->counts.num_updates, UPDATE_GROUP) * UPDATE_GROUP;
+    return kvl_chain_kernel(chain, engine->update, 1, &global, &local, false);
+}
+
+static kvleaf_status run_resolve(kvl_engine *engine, const kvl_schedule *at, const kvl_step *step, kvl_chain *chain)
+{
+    cl_int4 work = {{at->resolve_at, at->num_resolve, 0, 0}};
+    cl_long first = step->device_lens_first;
+    const kvl_arg args[] = {KVL_ARG(engine->meta), KVL_ARG(step->device_lens), KVL_ARG(first), KVL_ARG(work)};
+    kvleaf_status status = kvl_kernel_args(engine->device, engine->resolve, args, 4);
+    if (status)
+        return status;
+    size_t global = (size_t)at->num_resolve;
+    return kvl_chain_kernel(chain, engine->resolve, 1, &global, NULL, false);
+}
+
+kvleaf_status kvl_engine_submit(kvl_engine *engine, const kvl_step *step, kvl_chain *chain)
+{
+    kvl_slot *slot = engine->open;
+    kvl_schedule at = engine->begun;
+    engine->open = NULL;
+    kvleaf_status status = kvl_schedule_build(engine, step, slot->host, &at);
+    if (status)
+        return status;
+    engine->now.ready = false;
+    if (at.used)
+        status = kvl_chain_write(chain, engine->meta, 0, (size_t)at.used * sizeof(int32_t), slot->host, &slot->uploaded);
+    if (!status && at.counts.num_updates)
+        status = run_updates(engine, &at, chain);
+    if (!status && at.num_resolve)
+        status = run_resolve(engine, &at, step, chain);
+    if (!status)
+        engine->now = at;
+    return status;
+}
+
+cl_mem kvl_engine_meta(const kvl_engine *engine)
+{
+    return engine->meta;
+}
+
+int32_t kvl_engine_copies_at(const kvl_engine *engine)
+{
+    return engine->now.copies_at;
+}
+
+int32_t kvl_engine_total_q(const kvl_engine *engine)
+{
+    return engine->now.ready ? engine->now.total_q : 0;
+}

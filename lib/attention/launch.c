@@ -1,0 +1,259 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The launches of a step, and merge. Every check precedes the first enqueue. */
+#include "attention/state.h"
+
+#include "common/plan.h"
+
+#include <limits.h>
+
+#define LOG2E 1.44269504088896340736f
+
+static kvleaf_status need_step(const kvl_engine *engine)
+{
+    return engine->now.ready ? KVLEAF_OK : kvl_fail(KVLEAF_INVALID, "plan", 0, 0, "no step is planned");
+}
+
+static cl_int4 shape_of(const kvl_engine *engine)
+{
+    const kvl_geometry *geometry = &engine->params.geometry;
+    return (cl_int4){{geometry->num_heads, geometry->num_kv_heads, geometry->head_dim, geometry->block_size}};
+}
+
+static cl_mem table_of(const kvl_engine *engine)
+{
+    return engine->now.table ? engine->now.table : engine->meta;
+}
+
+static kvleaf_status launch(kvl_engine *engine, cl_kernel kernel, const kvl_arg *args, int count, const size_t global[2],
+                            size_t work_group, kvl_chain *chain, bool last)
+{
+    kvleaf_status status = kvl_kernel_args(engine->device, kernel, args, count);
+    const size_t local[2] = {work_group, 1};
+    return status ? status : kvl_chain_kernel(chain, kernel, 2, global, local, last);
+}
+
+#define COUNT(array) ((int)(sizeof(array) / sizeof *(array)))
+
+/* Work-items along the first dimension of append and gather. */
+static size_t token_items(const kvl_chosen *chosen, int32_t tokens)
+{
+    int32_t each = chosen->variant->item_tokens ? chosen->variant->item_tokens : 1;
+    return (size_t)kvl_ceil_div(tokens, each) * (size_t)chosen->work_group;
+}
+
+kvleaf_status kvl_engine_append(kvl_engine *engine, const kvleaf_tensor *k, const kvleaf_tensor *v, const kvl_view *view,
+                                kvl_chain *chain)
+{
+    kvleaf_status status = need_step(engine);
+    if (status)
+        return status;
+    const kvl_geometry *geometry = &engine->params.geometry;
+    const kvl_schedule *now = &engine->now;
+    kvl_expect expect = {"k", now->total_q, geometry->num_kv_heads, geometry->head_dim, false};
+    kvl_bound bound_k, bound_v;
+    status = kvl_bind_tensor(engine, k, &expect, &bound_k);
+    expect.name = "v";
+    if (!status)
+        status = kvl_bind_tensor(engine, v, &expect, &bound_v);
+    if (status)
+        return status;
+    if (now->counts.num_slots != now->total_q)
+        return kvl_fail(KVLEAF_INVALID, "slot_mapping", now->counts.num_slots, now->total_q,
+                        "the step was planned with %d slots, append needs %d", now->counts.num_slots, now->total_q);
+    if (!now->total_q)
+        return KVLEAF_OK;
+    bound_k.view.s[3] = k->dtype;
+    bound_v.view.s[3] = v->dtype;
+    cl_int4 shape = shape_of(engine), work = {{now->slots_at, now->total_q, now->num_blocks, 0}};
+    const kvl_arg args[] = {KVL_ARG(bound_k.memory), KVL_ARG(bound_k.view), KVL_ARG(bound_v.memory), KVL_ARG(bound_v.view),
+                            KVL_ARG(view->k),        KVL_ARG(view->k_view), KVL_ARG(view->v),        KVL_ARG(view->v_view),
+                            KVL_ARG(engine->meta),   KVL_ARG(shape),        KVL_ARG(work)};
+    const kvl_chosen *chosen = &engine->chosen[KVL_APPEND];
+    const size_t global[2] = {token_items(chosen, now->total_q), (size_t)geometry->num_kv_heads};
+    return launch(engine, engine->append, args, COUNT(args), global, (size_t)chosen->work_group, chain, true);
+}
+
+/* What attend checked and its launches share. */
+typedef struct attend_call {
+    kvl_bound q, out, lse;
+    const kvl_view *view;
+    cl_mem table;
+    cl_int4 shape;
+    cl_float scale_log2;
+} attend_call;
+
+static kvleaf_status run_decode(kvl_engine *engine, const attend_call *call, kvl_chain *chain, bool last)
+{
+    const kvl_schedule *now = &engine->now;
+    const kvl_chosen *chosen = &engine->chosen[KVL_DECODE];
+    size_t group = (size_t)chosen->work_group;
+    cl_int4 work = {{now->rows_at, now->splits_at, now->num_splits, now->num_blocks}};
+    const kvl_arg args[] = {KVL_ARG(call->q.memory),    KVL_ARG(call->q.view),      KVL_ARG(call->view->k),
+                            KVL_ARG(call->view->k_view), KVL_ARG(call->view->v),     KVL_ARG(call->view->v_view),
+                            KVL_ARG(call->table),        KVL_ARG(engine->meta),      KVL_ARG(engine->partials),
+                            KVL_ARG(engine->decode_counter), KVL_ARG(call->shape),   KVL_ARG(work),
+                            KVL_ARG(call->scale_log2)};
+    size_t global[2] = {(size_t)now->num_splits * group, (size_t)engine->params.geometry.num_kv_heads};
+    if (chosen->variant->persistent)
+        global[0] = engine->device->caps.compute_units, global[1] = 1;
+    kvleaf_status status = launch(engine, engine->decode, args, COUNT(args), global, group, chain, false);
+    if (status)
+        return status;
+    cl_int4 fold_work = {{now->rows_at, now->num_rows, 0, 0}};
+    const kvl_arg fold_args[] = {KVL_ARG(engine->partials), KVL_ARG(engine->meta),   KVL_ARG(call->out.memory),
+                                 KVL_ARG(call->out.view),   KVL_ARG(call->lse.memory), KVL_ARG(call->lse.view),
+                                 KVL_ARG(call->shape),      KVL_ARG(fold_work)};
+    const size_t fold_global[2] = {(size_t)now->num_rows * (size_t)engine->params.geometry.num_heads * group, 1};
+    return launch(engine, engine->fold, fold_args, COUNT(fold_args), fold_global, group, chain, last);
+}
+
+static kvleaf_status run_prefill(kvl_engine *engine, const attend_call *call, kvl_chain *chain)
+{
+    const kvl_schedule *now = &engine->now;
+    const kvl_chosen *chosen = &engine->chosen[KVL_PREFILL];
+    size_t group = (size_t)chosen->work_group;
+    cl_int4 work = {{now->entries_at, now->items_at, now->num_items, now->num_blocks}};
+    cl_int4 work2 = {{now->claims_at, now->num_claims, engine->tile_queries, engine->tile_heads}};
+    const kvl_arg args[] = {KVL_ARG(call->q.memory),    KVL_ARG(call->q.view),        KVL_ARG(call->view->k),
+                            KVL_ARG(call->view->k_view), KVL_ARG(call->view->v),       KVL_ARG(call->view->v_view),
+                            KVL_ARG(call->table),        KVL_ARG(engine->meta),        KVL_ARG(call->out.memory),
+                            KVL_ARG(call->out.view),     KVL_ARG(call->lse.memory),    KVL_ARG(call->lse.view),
+                            KVL_ARG(engine->prefill_counter), KVL_ARG(call->shape),    KVL_ARG(work),
+                            KVL_ARG(call->scale_log2),   KVL_ARG(work2)};
+    const size_t global[2] = {chosen->variant->persistent ? engine->device->caps.compute_units
+                                                          : (size_t)now->num_items * group, 1};
+    return launch(engine, engine->prefill, args, COUNT(args), global, group, chain, true);
+}
+
+/* LSE as a kernel takes it: view.s3 says whether to write; a NULL tensor leaves the counter as a harmless target. */
+static kvleaf_status bind_lse(const kvl_engine *engine, const kvleaf_tensor *lse, int32_t rows, kvl_bound *out)
+{
+    *out = (kvl_bound){.memory = engine->decode_counter};
+    if (!lse)
+        return KVLEAF_OK;
+    kvl_expect expect = {"lse", rows, engine->params.geometry.num_heads, 1, true};
+    kvleaf_status status = kvl_check_dtype("lse", lse->dtype, KVLEAF_F32);
+    if (!status)
+        status = kvl_bind_tensor(engine, lse, &expect, out);
+    out->view.s[3] = 1;
+    return status;
+}
+
+static kvleaf_status bind_attend(const kvl_engine *engine, const kvleaf_tensor *q, const kvleaf_tensor *out,
+                                 const kvleaf_tensor *lse, attend_call *call)
+{
+    const kvl_geometry *geometry = &engine->params.geometry;
+    kvl_expect expect = {"q", engine->now.total_q, geometry->num_heads, geometry->head_dim, false};
+    kvleaf_status status = kvl_bind_tensor(engine, q, &expect, &call->q);
+    if (!status)
+        status = kvl_check_dtype("q", q->dtype, geometry->q_dtype);
+    expect.name = "out";
+    expect.output = true;
+    if (!status)
+        status = kvl_bind_tensor(engine, out, &expect, &call->out);
+    if (!status)
+        status = kvl_check_dtype("out", out->dtype, geometry->out_dtype);
+    if (!status)
+        status = bind_lse(engine, lse, engine->now.total_q, &call->lse);
+    return status;
+}
+
+kvleaf_status kvl_engine_attend(kvl_engine *engine, const kvleaf_tensor *q, const kvl_view *view, const kvleaf_tensor *out,
+                                const kvleaf_tensor *lse, float softmax_scale, kvl_chain *chain)
+{
+    attend_call call = {.view = view, .table = table_of(engine), .shape = shape_of(engine),
+                        .scale_log2 = softmax_scale * LOG2E};
+    kvleaf_status status = need_step(engine);
+    if (!status)
+        status = bind_attend(engine, q, out, lse, &call);
+    if (status)
+        return status;
+    bool prefill = engine->now.num_items > 0;
+    if (engine->now.num_rows)
+        status = run_decode(engine, &call, chain, !prefill);
+    if (!status && prefill)
+        status = run_prefill(engine, &call, chain);
+    return status;
+}
+
+kvleaf_status kvl_engine_gather(kvl_engine *engine, const kvl_view *view, const kvleaf_tensor *k, const kvleaf_tensor *v,
+                                kvl_chain *chain)
+{
+    kvleaf_status status = need_step(engine);
+    if (status)
+        return status;
+    const kvl_geometry *geometry = &engine->params.geometry;
+    const kvl_schedule *now = &engine->now;
+    kvl_expect expect = {"k", now->total_k, geometry->num_kv_heads, geometry->head_dim, true};
+    kvl_bound bound_k, bound_v;
+    status = kvl_bind_tensor(engine, k, &expect, &bound_k);
+    if (!status)
+        status = kvl_check_dtype("k", k->dtype, geometry->kv_dtype);
+    expect.name = "v";
+    if (!status)
+        status = kvl_bind_tensor(engine, v, &expect, &bound_v);
+    if (!status)
+        status = kvl_check_dtype("v", v->dtype, geometry->kv_dtype);
+    if (status || !now->total_k)
+        return status;
+    cl_mem table = table_of(engine);
+    cl_int4 shape = shape_of(engine), work = {{now->gather_at, now->num_seqs, now->num_blocks, now->total_k}};
+    const kvl_arg args[] = {KVL_ARG(view->k),         KVL_ARG(view->k_view),  KVL_ARG(view->v),         KVL_ARG(view->v_view),
+                            KVL_ARG(table),           KVL_ARG(engine->meta),  KVL_ARG(bound_k.memory),  KVL_ARG(bound_k.view),
+                            KVL_ARG(bound_v.memory),  KVL_ARG(bound_v.view),  KVL_ARG(shape),           KVL_ARG(work)};
+    const kvl_chosen *chosen = &engine->chosen[KVL_GATHER];
+    const size_t global[2] = {token_items(chosen, now->total_k), (size_t)geometry->num_kv_heads};
+    return launch(engine, engine->gather, args, COUNT(args), global, (size_t)chosen->work_group, chain, true);
+}
+
+/* n stacked partials as one tensor of n x rows tokens; checks that they lie inside the buffer. */
+static kvleaf_status bind_parts(const kvl_engine *engine, const kvl_merge *merge, const kvleaf_tensor *tensor,
+                                const char *name, int64_t dim, int64_t stride, kvl_bound *out)
+{
+    int64_t heads = engine->params.geometry.num_heads;
+    if (!tensor)
+        return kvl_fail_null(name);
+    if (stride < 0 || stride > INT64_MAX / merge->n / 4)
+        return kvl_fail(KVLEAF_INVALID, name, stride, 0, "%s's part stride %lld is out of range", name, (long long)stride);
+    kvleaf_tensor last = *tensor;
+    last.offset += (uint64_t)(merge->n - 1) * (uint64_t)stride * sizeof(float);
+    kvl_expect expect = {name, merge->rows, heads, dim, false};
+    kvleaf_status status = kvl_check_dtype(name, tensor->dtype, KVLEAF_F32);
+    if (!status)
+        status = kvl_bind_tensor(engine, &last, &expect, out);
+    if (!status)
+        status = kvl_bind_tensor(engine, tensor, &expect, out);
+    if (!status)
+        out->view = (cl_long4){{out->view.s[0], stride, out->view.s[1], out->view.s[2]}};
+    return status;
+}
+
+kvleaf_status kvl_engine_merge(kvl_engine *engine, const kvl_merge *merge, kvl_chain *chain)
+{
+    const kvl_geometry *geometry = &engine->params.geometry;
+    if (merge->n < 1)
+        return kvl_fail_range("n", merge->n, 1, INT32_MAX);
+    if (merge->rows < 0)
+        return kvl_fail_range("rows", merge->rows, 0, INT32_MAX);
+    kvl_bound outs, lses, out, lse;
+    kvleaf_status status =
+        bind_parts(engine, merge, merge->outs, "outs", geometry->head_dim, merge->out_part_stride, &outs);
+    if (!status)
+        status = bind_parts(engine, merge, merge->lses, "lses", 1, merge->lse_part_stride, &lses);
+    kvl_expect expect = {"out", merge->rows, geometry->num_heads, geometry->head_dim, true};
+    if (!status)
+        status = kvl_bind_tensor(engine, merge->out, &expect, &out);
+    if (!status)
+        status = kvl_check_dtype("out", merge->out->dtype, geometry->out_dtype);
+    if (!status)
+        status = bind_lse(engine, merge->lse, merge->rows, &lse);
+    if (status || !merge->rows)
+        return status;
+    cl_int4 shape = shape_of(engine), work = {{merge->n, merge->rows, 0, 0}};
+    const kvl_arg args[] = {KVL_ARG(outs.memory), KVL_ARG(outs.view), KVL_ARG(lses.memory), KVL_ARG(lses.view),
+                            KVL_ARG(out.memory),  KVL_ARG(out.view),  KVL_ARG(lse.memory),  KVL_ARG(lse.view),
+                            KVL_ARG(shape),       KVL_ARG(work)};
+    size_t group = (size_t)engine->chosen[KVL_MERGE].work_group;
+    const size_t global[2] = {(size_t)merge->rows * (size_t)geometry->num_heads * group, 1};
+    return launch(engine, engine->merge, args, COUNT(args), global, group, chain, true);
+}

@@ -1,0 +1,75 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef KVL_ATTENTION_STATE_H
+#define KVL_ATTENTION_STATE_H
+
+/* The engine's insides, shared by engine.c, schedule.c, tensors.c and launch.c. */
+
+#include "attention/engine.h"
+
+/* Where the submitted step's sections lie in the plan's int array, and how long they are. */
+typedef struct kvl_schedule {
+    int32_t slots_at, updates_at, copies_at, table_at;
+    int32_t rows_at, splits_at, entries_at, items_at, claims_at, gather_at, resolve_at;
+    kvl_counts counts;
+    int32_t num_rows, num_splits, num_entries, num_items, num_claims, num_seqs, num_resolve;
+    int32_t total_q, total_k, num_blocks;
+    int32_t used;           /* ints */
+    cl_mem table;           /* external, or NULL: the section at table_at */
+    bool ready;             /* a step is submitted */
+} kvl_schedule;
+
+/* How many of each a step may have. */
+typedef struct kvl_capacity {
+    int64_t rows, splits, items, claims, resolve;
+    int64_t ints;           /* of the whole array */
+} kvl_capacity;
+
+typedef struct kvl_slot {
+    int32_t *host;          /* [capacity.ints] */
+    cl_event uploaded;      /* of the write that reads it; NULL = free */
+} kvl_slot;
+
+struct kvl_engine {
+    kvleaf_device *device;
+    kvl_engine_params params;
+    kvl_chosen chosen[KVL_OPERATIONS];
+    cl_kernel append, decode, fold, prefill, gather, merge, update, resolve;
+    cl_mem meta, partials, decode_counter, prefill_counter;
+    kvl_capacity capacity;
+    int32_t tile_queries, tile_heads; /* of a prefill item */
+    kvl_slot *slots;        /* [params.steps_in_flight] */
+    int32_t *order;         /* [max_seqs] scratch: sequences by descending prefill work */
+    kvl_slot *open;         /* begun and not submitted */
+    kvl_schedule begun, now;
+};
+
+/* Whether the decode family computes a sequence. */
+bool kvl_is_decode(const kvl_step_seq *seq);
+
+/* Capacities that the params ask for. NO_MEMORY or INVALID where they overflow. */
+kvleaf_status kvl_schedule_capacity(const kvl_engine *engine, kvl_capacity *out);
+
+/* Lays out the caller's sections at the front of the array. TOO_SMALL beyond the params. */
+kvleaf_status kvl_schedule_begin(const kvl_engine *engine, const kvl_counts *counts, kvl_schedule *out);
+
+/* Writes the schedule of a step behind the caller's sections. */
+kvleaf_status kvl_schedule_build(const kvl_engine *engine, const kvl_step *step, int32_t *meta, kvl_schedule *schedule);
+
+/* A tensor as a kernel takes it. */
+typedef struct kvl_bound {
+    cl_mem memory;
+    cl_long4 view;          /* offset, token stride, head stride, 0; elements */
+} kvl_bound;
+
+typedef struct kvl_expect {
+    const char *name;       /* for messages */
+    int64_t tokens, heads, dim;
+    bool output;            /* its elements must not overlap */
+} kvl_expect;
+
+/* Checks handle, context, dtype's size, strides and the buffer's size; resolves packed strides. */
+kvleaf_status kvl_bind_tensor(const kvl_engine *engine, const kvleaf_tensor *tensor, const kvl_expect *expect,
+                              kvl_bound *out);
+kvleaf_status kvl_check_dtype(const char *name, kvleaf_dtype given, kvleaf_dtype wanted);
+
+#endif
