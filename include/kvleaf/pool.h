@@ -49,7 +49,7 @@ typedef struct kvleaf_pool_bytes {
 KVLEAF_API kvleaf_status kvleaf_pool_size(const kvleaf_device *device, const kvleaf_pool_params *params,
                                           kvleaf_pool_bytes *out);
 
-/* Makes the pool and builds its copy, gather and append programs. Contents start undefined. Retains the device.
+/* Makes the pool and builds its block-copy program. Contents start undefined. Retains the device.
  * As kvleaf_pool_size, and TOO_SMALL (supplied memory), NO_MEMORY, DEVICE. */
 KVLEAF_API kvleaf_status kvleaf_pool_create(kvleaf_device *device, const kvleaf_pool_params *params,
                                             kvleaf_pool **out);
@@ -69,7 +69,8 @@ KVLEAF_API size_t kvleaf_layout_offset(kvleaf_layout layout, bool value, int32_t
 KVLEAF_API size_t kvleaf_layout_tile(kvleaf_layout layout, int32_t block_size, int32_t head_dim);
 
 /* Copies whole blocks, all layers, K and V: dst[i] = src[i]. Sources and destinations must be disjoint.
- * `src`, `dst`: host arrays [count], read before the call returns. INVALID: an id out of range, a null. */
+ * `src`, `dst`: host arrays [count], read before the call returns. INVALID: an id out of range, a null, a block that is
+ * both source and destination or twice a destination. Also the statuses of exec: INVALID, FOREIGN. NO_MEMORY, DEVICE. */
 KVLEAF_API kvleaf_status kvleaf_pool_copy_blocks(kvleaf_pool *pool, const int32_t *src, const int32_t *dst,
                                                  int32_t count, const kvleaf_exec *exec);
 

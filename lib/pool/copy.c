@@ -1,0 +1,218 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Copies of whole blocks, all layers: a step's, and an application's own. */
+#include "device/chain.h"
+#include "device/variant.h"
+#include "pool/pool.h"
+
+struct kvl_pool_copier {
+    kvleaf_pool *pool;
+    cl_kernel kernel;
+    size_t pieces; /* work-groups that share a block */
+    size_t work_group;
+};
+
+static uint64_t geometry_block_bytes(const kvl_geometry *g)
+{
+    return (uint64_t)kvleaf_layout_tile(g->layout, g->block_size, g->head_dim) * kvleaf_dtype_size(g->kv_dtype) *
+           (uint64_t)g->num_kv_heads;
+}
+
+static const char *refuses_4(const kvleaf_caps *caps, const kvl_geometry *geometry)
+{
+    (void)caps;
+    return geometry_block_bytes(geometry) % 4 ? "moves units of 4 bytes, the block's bytes are no multiple" : NULL;
+}
+
+static const char *refuses_16(const kvleaf_caps *caps, const kvl_geometry *geometry)
+{
+    (void)caps;
+    return geometry_block_bytes(geometry) % 16 ? "moves units of 16 bytes, the block's bytes are no multiple" : NULL;
+}
+
+static const char *refuses_cpu(const kvleaf_caps *caps, const kvl_geometry *geometry)
+{
+    if (!(caps->type & CL_DEVICE_TYPE_CPU))
+        return "is for CPU devices";
+    return geometry_block_bytes(geometry) % 64 ? "moves units of 64 bytes, the block's bytes are no multiple" : NULL;
+}
+
+#define PORTABLE(name_, refuses_, unit)                                                                                \
+    {                                                                                                                  \
+        .family = "copy", .name = name_, .file = "portable/copy.cl", .kernels = {"kvl_copy_blocks"},                   \
+        .refuses = refuses_, .options = "-DUNIT=" unit, .work_group = 64                                               \
+    }
+
+static const kvl_variant variants[] = {
+    PORTABLE("portable_1", NULL, "1"),
+    PORTABLE("portable_4", refuses_4, "4"),
+    PORTABLE("portable_16", refuses_16, "16"),
+    {.family = "copy",
+     .name = "cpu",
+     .file = "cpu/copy.cl",
+     .kernels = {"kvl_copy_blocks"},
+     .refuses = refuses_cpu,
+     .work_group = 1},
+};
+
+/* Bytes a work-item moves: enough to pay for its start. */
+enum { CPU_ITEM_BYTES = 16384, PORTABLE_ITEM_BYTES = 64 };
+
+kvleaf_status kvl_pool_copier_create(kvleaf_pool *pool, kvl_pool_copier **out)
+{
+    kvleaf_device *device = pool->device;
+    const kvleaf_pool_params *p = &pool->params;
+    kvl_geometry geometry = {
+        .q_dtype = p->dtype,
+        .kv_dtype = p->dtype,
+        .out_dtype = p->dtype,
+        .layout = p->layout,
+        .num_heads = p->num_kv_heads,
+        .num_kv_heads = p->num_kv_heads,
+        .head_dim = p->head_dim_k,
+        .block_size = p->block_size,
+    };
+    kvl_chosen chosen;
+    kvleaf_status status =
+        kvl_variant_choose(device, variants, (int)(sizeof variants / sizeof *variants), &geometry, &chosen);
+    if (status)
+        return status;
+    kvl_pool_copier *copier = kvl_alloc(&device->allocator, 1, sizeof *copier);
+    if (!copier)
+        return kvl_fail_memory(sizeof *copier);
+    copier->pool = pool;
+    copier->work_group = (size_t)chosen.work_group;
+    bool scalar = chosen.variant->work_group == 1; /* a work-item a work-group, as CPUs like it */
+    uint64_t piece = scalar ? CPU_ITEM_BYTES : (uint64_t)PORTABLE_ITEM_BYTES * copier->work_group;
+    copier->pieces = (size_t)(pool->block_bytes / piece);
+    if (copier->pieces == 0)
+        copier->pieces = 1;
+    status = kvl_device_kernel(device, chosen.program, chosen.variant->kernels[0], &copier->kernel);
+    if (status) {
+        kvl_free(&device->allocator, copier);
+        return status;
+    }
+    *out = copier;
+    return KVLEAF_OK;
+}
+
+void kvl_pool_copier_destroy(kvl_pool_copier **copier)
+{
+    if (!copier || !*copier)
+        return;
+    kvleaf_device *device = (*copier)->pool->device;
+    device->cl->ReleaseKernel((*copier)->kernel);
+    kvl_free(&device->allocator, *copier);
+    *copier = NULL;
+}
+
+static kvleaf_status copy_layer(kvl_pool_copier *copier, kvl_chain *chain, cl_mem pairs, cl_int first_int, cl_int count,
+                                int32_t layer)
+{
+    kvleaf_pool *pool = copier->pool;
+    cl_ulong block_bytes = pool->block_bytes;
+    const kvl_arg args[] = {
+        KVL_ARG(pool->memory[2 * (size_t)layer]),
+        KVL_ARG(pool->memory[2 * (size_t)layer + 1]),
+        KVL_ARG(pairs),
+        KVL_ARG(first_int),
+        KVL_ARG(count),
+        KVL_ARG(block_bytes),
+    };
+    kvleaf_status status = kvl_kernel_args(pool->device, copier->kernel, args, (int)(sizeof args / sizeof *args));
+    if (status)
+        return status;
+    size_t global[3] = {copier->pieces * copier->work_group, (size_t)count, 2};
+    size_t local[3] = {copier->work_group, 1, 1};
+    return kvl_chain_kernel(chain, copier->kernel, 3, global, local, layer == pool->params.num_layers - 1);
+}
+
+kvleaf_status kvl_pool_copier_run(kvl_pool_copier *copier, cl_mem pairs, int32_t first_int, int32_t count,
+                                  cl_command_queue queue, cl_uint num_wait, const cl_event *wait_list,
+                                  cl_event *event_out)
+{
+    kvl_chain chain;
+    kvleaf_status status = kvl_chain_begin(&chain, copier->pool->device, queue, num_wait, wait_list, event_out);
+    if (status)
+        return status;
+    for (int32_t layer = 0; !status && count > 0 && layer < copier->pool->params.num_layers; layer++)
+        status = copy_layer(copier, &chain, pairs, first_int, count, layer);
+    return kvl_chain_end(&chain, status);
+}
+
+enum { MARK_SOURCE = 1, MARK_DESTINATION = 2 };
+
+/* Writes {src, dst} pairs. An id out of range, or a block that is both source and destination or twice destination,
+ * where the result would hang on the order of the copies, is INVALID. */
+static kvleaf_status pair_up(kvleaf_pool *pool, const int32_t *src, const int32_t *dst, int32_t count, int32_t *pairs)
+{
+    int32_t num_blocks = pool->params.num_blocks;
+    for (int32_t i = 0; i < count; i++) {
+        if (src[i] < 0 || src[i] >= num_blocks)
+            return kvl_fail(KVLEAF_INVALID, "src", src[i], num_blocks, "src[%d] is block %d, the pool has %d", (int)i,
+                            (int)src[i], (int)num_blocks);
+        if (dst[i] < 0 || dst[i] >= num_blocks)
+            return kvl_fail(KVLEAF_INVALID, "dst", dst[i], num_blocks, "dst[%d] is block %d, the pool has %d", (int)i,
+                            (int)dst[i], (int)num_blocks);
+        pairs[2 * (size_t)i] = src[i];
+        pairs[2 * (size_t)i + 1] = dst[i];
+    }
+    kvleaf_status status = KVLEAF_OK;
+    for (int32_t i = 0; i < count; i++)
+        pool->marks[src[i]] = MARK_SOURCE;
+    for (int32_t i = 0; i < count && !status; i++) {
+        if (pool->marks[dst[i]])
+            status = kvl_fail(KVLEAF_INVALID, "dst", dst[i], 0, "dst[%d], block %d, is also a %s", (int)i, (int)dst[i],
+                              pool->marks[dst[i]] == MARK_SOURCE ? "source" : "destination before");
+        else
+            pool->marks[dst[i]] = MARK_DESTINATION;
+    }
+    for (int32_t i = 0; i < count; i++)
+        pool->marks[src[i]] = pool->marks[dst[i]] = 0;
+    return status;
+}
+
+/* The pairs in a device buffer: copied as it is made, so that nothing of the caller's is read later and nothing blocks.
+ */
+static kvleaf_status upload_pairs(kvleaf_pool *pool, const int32_t *src, const int32_t *dst, int32_t count, cl_mem *out)
+{
+    kvleaf_device *device = pool->device;
+    size_t bytes = 2 * (size_t)count * sizeof(int32_t);
+    int32_t *pairs = kvl_alloc(&device->allocator, 2 * (size_t)count, sizeof *pairs);
+    if (!pairs)
+        return kvl_fail_memory(bytes);
+    kvleaf_status status = pair_up(pool, src, dst, count, pairs);
+    if (!status) {
+        cl_int error = CL_SUCCESS;
+        *out = device->cl->CreateBuffer(device->context, CL_MEM_READ_ONLY | CL_MEM_COPY_HOST_PTR, bytes, pairs, &error);
+        if (!*out)
+            status = kvl_fail_opencl("clCreateBuffer", error);
+    }
+    kvl_free(&device->allocator, pairs);
+    return status;
+}
+
+kvleaf_status kvleaf_pool_copy_blocks(kvleaf_pool *pool, const int32_t *src, const int32_t *dst, int32_t count,
+                                      const kvleaf_exec *exec)
+{
+    if (!pool)
+        return kvl_fail_null("pool");
+    kvleaf_status status = kvl_check_exec(pool->device, exec);
+    if (status)
+        return status;
+    if (count < 0 || count > pool->params.num_blocks)
+        return kvl_fail_range("count", count, 0, pool->params.num_blocks);
+    if (count > 0 && !src)
+        return kvl_fail_null("src");
+    if (count > 0 && !dst)
+        return kvl_fail_null("dst");
+    cl_mem pairs = NULL;
+    if (count > 0)
+        status = upload_pairs(pool, src, dst, count, &pairs);
+    if (status)
+        return status;
+    status = kvl_pool_copier_run(pool->copier, pairs, 0, count, exec->queue, exec->num_wait, exec->wait_list,
+                                 exec->event_out);
+    if (pairs)
+        pool->device->cl->ReleaseMemObject(pairs); /* the enqueued launches keep it */
+    return status;
+}
