@@ -1,0 +1,52 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef KVL_SHIM_H
+#define KVL_SHIM_H
+
+/* An OpenCL table over the ICD loader's that counts calls, keeps the balance of created and released objects, makes the
+ * k-th call fail, and tells lies about the device. Its state is one global; the counts may be read while threads run. */
+
+#include <stdatomic.h>
+
+#include <kvleaf/device.h>
+
+/* Every entry of kvleaf_opencl, in its order. */
+#define SHIM_ENTRIES(X)                                                                                                \
+    X(GetPlatformIDs) X(GetPlatformInfo) X(GetDeviceIDs) X(GetDeviceInfo) X(CreateContext) X(RetainContext)            \
+    X(ReleaseContext) X(GetContextInfo) X(CreateCommandQueue) X(RetainCommandQueue) X(ReleaseCommandQueue)             \
+    X(GetCommandQueueInfo) X(CreateBuffer) X(RetainMemObject) X(ReleaseMemObject) X(GetMemObjectInfo)                  \
+    X(CreateProgramWithSource) X(CreateProgramWithBinary) X(BuildProgram) X(GetProgramInfo) X(GetProgramBuildInfo)     \
+    X(ReleaseProgram) X(CreateKernel) X(ReleaseKernel) X(SetKernelArg) X(GetKernelWorkGroupInfo)                       \
+    X(EnqueueNDRangeKernel) X(EnqueueReadBuffer) X(EnqueueWriteBuffer) X(EnqueueFillBuffer)                            \
+    X(EnqueueMarkerWithWaitList) X(RetainEvent) X(ReleaseEvent) X(GetEventInfo) X(WaitForEvents) X(Flush) X(Finish)
+
+#define SHIM_ENUM(name) SHIM_##name,
+typedef enum shim_entry { SHIM_ENTRIES(SHIM_ENUM) SHIM_COUNT } shim_entry;
+
+typedef struct shim_state {
+    /* Set by the test. */
+    int64_t fail_at;              /* the call, from 1, that fails; 0 = none. Releases are never made to fail */
+    int fail_only;                /* only calls of this entry count towards fail_at; -1 = all */
+    cl_int error;                 /* what it fails with */
+    bool no_platform;             /* the loader finds none: -1001 */
+    bool broken_platform;         /* the first platform answers every question with an error */
+    const char *driver_version;   /* told instead of the device's; NULL = the device's */
+    const char *extensions;       /* likewise */
+    cl_ulong max_alloc, local_size;
+    size_t max_work_group, kernel_work_group;
+    /* Kept by the shim. */
+    _Atomic int64_t calls;        /* that could fail */
+    _Atomic int64_t calls_of[SHIM_COUNT];
+    _Atomic int64_t contexts, queues, buffers, programs, kernels, events; /* created and retained less released */
+    _Atomic int failed_entry;     /* which one was made to fail, -1 = none */
+} shim_state;
+
+extern shim_state shim;
+
+/* Clears the state (fail_only and failed_entry -1, error CL_OUT_OF_RESOURCES). */
+void shim_reset(void);
+const kvleaf_opencl *shim_table(void);
+const char *shim_entry_name(int entry);
+/* The sum of what is alive: 0 once everything is released. */
+int64_t shim_balance(void);
+
+#endif
