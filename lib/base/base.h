@@ -29,6 +29,12 @@ void kvl_fail_log(const char *build_log);
 /* Checks a params struct: non-null and struct_size equal to `size`. */
 kvleaf_status kvl_check_struct(const void *params, uint32_t struct_size, size_t size, const char *field);
 
+/* The thread's last error put aside, and put back, by a call that fails inside and still succeeds: NULL where memory is
+ * out. Restoring frees it and takes NULL. */
+typedef struct kvl_error_state kvl_error_state;
+kvl_error_state *kvl_error_save(const kvleaf_allocator *allocator);
+void kvl_error_restore(const kvleaf_allocator *allocator, kvl_error_state *state);
+
 /* Host memory by an application's allocator (all zero: malloc). kvl_alloc clears what it returns and NULL means none
  * (or count * size overflows); kvl_free takes NULL. */
 void *kvl_alloc(const kvleaf_allocator *allocator, size_t count, size_t size);

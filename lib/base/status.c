@@ -11,12 +11,14 @@
 #define FIELD_SIZE 64
 
 /* The library's only global state: one record a thread, with room of its own so that failing never allocates. */
-static _Thread_local struct {
+struct kvl_error_state {
     kvleaf_error error;
     char field[FIELD_SIZE];
     char message[TEXT_SIZE];
     char build_log[LOG_SIZE];
-} last;
+};
+
+static _Thread_local struct kvl_error_state last;
 
 const kvleaf_error *kvleaf_last_error(void)
 {
@@ -72,6 +74,21 @@ kvleaf_status kvl_fail_opencl(const char *call, int32_t cl_error)
 void kvl_fail_log(const char *build_log)
 {
     snprintf(last.build_log, sizeof last.build_log, "%s", build_log);
+}
+
+kvl_error_state *kvl_error_save(const kvleaf_allocator *allocator)
+{
+    kvl_error_state *state = kvl_alloc(allocator, 1, sizeof *state);
+    if (state)
+        *state = last;
+    return state;
+}
+
+void kvl_error_restore(const kvleaf_allocator *allocator, kvl_error_state *state)
+{
+    if (state)
+        last = *state;
+    kvl_free(allocator, state);
 }
 
 kvleaf_status kvl_check_struct(const void *params, uint32_t struct_size, size_t size, const char *field)

@@ -154,8 +154,12 @@ kvleaf_status kvleaf_device_open(const kvleaf_device_params *params, kvleaf_devi
     const kvleaf_opencl *cl = params->opencl ? params->opencl : kvleaf_opencl_loader();
     kvl_logger logger = {params->log, params->log_user, params->log_level};
     candidates *all = kvl_alloc(&params->allocator, 1, sizeof *all);
-    if (!all)
+    kvl_error_state *before = kvl_error_save(&params->allocator);
+    if (!all || !before) {
+        kvl_free(&params->allocator, all);
+        kvl_free(&params->allocator, before);
         return kvl_fail_memory(sizeof *all);
+    }
     status = list_candidates(cl, &logger, all);
     candidate *c = status == KVLEAF_OK ? best_untried(all, params->select) : NULL;
     if (status == KVLEAF_OK && !c)
@@ -168,6 +172,10 @@ kvleaf_status kvleaf_device_open(const kvleaf_device_params *params, kvleaf_devi
             break;
         kvl_log(&logger, KVLEAF_LOG_WARNING, "%s can't be opened: %s", c->device_name, kvleaf_last_error()->message);
     }
+    if (status == KVLEAF_OK)
+        kvl_error_restore(&params->allocator, before);
+    else
+        kvl_free(&params->allocator, before);
     kvl_free(&params->allocator, all);
     return status;
 }

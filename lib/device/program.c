@@ -147,6 +147,7 @@ static kvleaf_status build_source(kvleaf_device *device, const char *file, const
         device->cl->ReleaseProgram(program);
         return status;
     }
+    kvl_log(&device->logger, KVLEAF_LOG_DEBUG, "cl_kernels/%s: built from source", file);
     *out = program;
     return KVLEAF_OK;
 }

@@ -32,7 +32,7 @@ static void format_options(const kvl_variant *variant, const kvl_geometry *geome
         kvl_text_format(out, " %s", variant->options);
 }
 
-/* Whether one built kernel keeps within the limits at this work-group size; false with the reason in the last error. */
+/* Whether one built kernel keeps within the limits at this work-group size; *fits false: why not is the last error. */
 static kvleaf_status check_kernel(kvleaf_device *device, cl_program program, const char *name, int32_t work_group,
                                   bool *fits)
 {
@@ -150,15 +150,22 @@ kvleaf_status kvl_variant_choose(kvleaf_device *device, const kvl_variant *table
                                  const kvl_geometry *geometry, kvl_chosen *out)
 {
     kvl_text reasons = {.allocator = &device->allocator};
+    kvl_error_state *before = kvl_error_save(&device->allocator);
+    if (!before)
+        return kvl_fail_memory(0);
     kvleaf_status status = KVLEAF_UNSUPPORTED;
     if (device->variants)
         status = choose_among(device, table, count, geometry, true, &reasons, out);
     if (status == KVLEAF_UNSUPPORTED)
         status = choose_among(device, table, count, geometry, false, &reasons, out);
     if (status == KVLEAF_OK) {
+        kvl_error_restore(&device->allocator, before); /* what was passed over is no failure */
         kvl_log(&device->logger, KVLEAF_LOG_INFO, "%s: %s, work-group %d", out->variant->family, out->key,
                 (int)out->work_group);
-    } else if (status == KVLEAF_UNSUPPORTED) {
+    } else {
+        kvl_free(&device->allocator, before);
+    }
+    if (status == KVLEAF_UNSUPPORTED) {
         char key[128] = "";
         if (count > 0)
             kvl_variant_key(&table[0], geometry, key, sizeof key);
