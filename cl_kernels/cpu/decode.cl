@@ -1,0 +1,445 @@
+#line 1 "cl_kernels/cpu/decode.cl"
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Decode for CPUs with wide vectors: one work-item a work-group, as many as compute units, taking work from a counter.
+ *
+ * A piece of work is a (row, split) with all its KV heads, or some of them where there are few splits. Memory decides the
+ * speed: one core gets three times the bandwidth from a few long streams that it gets from scattered lines. Four units of
+ * 16 tokens are read side by side, each run on through the heads of its block, and every line is prefetched one step
+ * ahead in the same streams, across the ends of K, V and the piece.
+ *
+ * Nothing of a row's arithmetic depends on the piece it is in: lanes are tokens (scores) or dims (values), and sums run
+ * in the order of the tokens of the split. */
+#include "cpu/units.clh"
+
+#define STREAMS 4                                       /* units read side by side */
+#define GROUP_TOKENS (STREAMS * UNIT_TOKENS)
+#define SPLIT_UNITS (SPLIT_TOKENS / UNIT_TOKENS)
+#if SPLIT_TOKENS % 64 != 0
+#error "a split is a whole number of four units"
+#endif
+
+/* Query heads of a KV head are taken in register tiles: up to 6 heads x 4 vectors of accumulators leave room for the
+ * operands among 32 registers. The last tile repeats the group's last head where the group doesn't divide. */
+#define MOST_TILE_HEADS 6
+#define GROUP_TILES ((GROUP + MOST_TILE_HEADS - 1) / MOST_TILE_HEADS)
+#define TILE_HEADS ((GROUP + GROUP_TILES - 1) / GROUP_TILES)
+
+/* A piece holds at most about this many query heads, so that its scores stay in the second-level cache. */
+#define MOST_PIECE_HEADS 96
+#define MOST_PIECE_TILES (MOST_PIECE_HEADS / TILE_HEADS)
+#define PIECE_TILES (GROUP_TILES < MOST_PIECE_TILES ? GROUP_TILES : MOST_PIECE_TILES)
+#define GROUP_PIECES ((GROUP_TILES + PIECE_TILES - 1) / PIECE_TILES)
+#define KV_HEAD_ROWS (PIECE_TILES * TILE_HEADS)
+#define PIECE_KV_HEADS (GROUP_PIECES > 1 ? 1 : MOST_PIECE_HEADS / KV_HEAD_ROWS)
+#define PIECE_ROWS (PIECE_KV_HEADS * KV_HEAD_ROWS)
+
+/* Fewer pieces than this for each compute unit: they are cut by KV head. */
+#define PIECES_A_UNIT 4
+
+typedef struct piece {
+    int q_token, table, partial; /* the row's, plan.h; partial is the split's */
+    int first_token, tokens;     /* of the split; 0 tokens: the row sees none */
+    int kv_head, kv_heads;
+    int head, tiles;             /* the first head within the group, and its register tiles */
+} piece;
+
+/* KV heads of a piece: all that fit, fewer where that leaves compute units without work. */
+inline int heads_of_pieces(int num_kv_heads, int num_items)
+{
+    int wanted = PIECES_A_UNIT * (int)get_global_size(0);
+    int heads = num_items >= wanted ? num_kv_heads : num_kv_heads * num_items / wanted;
+    return clamp(heads, 1, min(num_kv_heads, PIECE_KV_HEADS));
+}
+
+inline piece find_piece(__global const int *meta, int4 work, int num_kv_heads, int kv_heads, int index)
+{
+    piece found;
+    int head_pieces = (num_kv_heads + kv_heads - 1) / kv_heads;
+    __global const int *item = meta + work.s1 + index / (head_pieces * GROUP_PIECES) * SPLIT_INTS;
+    __global const int *row = meta + work.s0 + item[SPLIT_ROW] * ROW_INTS;
+    int split = item[SPLIT_INDEX];
+    int tile = index % GROUP_PIECES * PIECE_TILES;
+    found.q_token = row[ROW_Q_TOKEN];
+    found.table = row[ROW_TABLE];
+    found.partial = row[ROW_PARTIAL] + split;
+    found.first_token = split * SPLIT_TOKENS;
+    found.tokens = clamp(row[ROW_VISIBLE] - found.first_token, 0, SPLIT_TOKENS);
+    found.kv_head = index / GROUP_PIECES % head_pieces * kv_heads;
+    found.kv_heads = min(kv_heads, num_kv_heads - found.kv_head);
+    found.head = tile * TILE_HEADS;
+    found.tiles = min(PIECE_TILES, GROUP_TILES - tile);
+    return found;
+}
+
+/* Rows of the private arrays: [kv head of the piece][head of its tiles]. */
+#define PIECE_ROW(kv, tile) ((kv) * KV_HEAD_ROWS + (tile) * TILE_HEADS)
+
+inline void load_q(__global const Q_ELEM *q, long4 q_view, const piece *now, float scale, float16 *q_rows)
+{
+    for (int kv = 0; kv < now->kv_heads; kv++) {
+        for (int i = 0; i < now->tiles * TILE_HEADS; i++) {
+            long head = (now->kv_head + kv) * GROUP + min(now->head + i, GROUP - 1);
+            __global const Q_ELEM *row = q + q_view.s0 + now->q_token * q_view.s1 + head * q_view.s2;
+            for (int v = 0; v < VECTORS; v++)
+                q_rows[(PIECE_ROW(kv, 0) + i) * VECTORS + v] = load_q_vector(row, v) * scale;
+        }
+    }
+}
+
+/* What four streams read and prefetch in one step: a part (64 dims) of a KV head. */
+#if KV_LAYOUT == LAYOUT_CPU16
+typedef __global const KV_ELEM *unit_pointer;
+#define LOAD_UNIT(p, i) LOAD16_KV((p) + (i) * LANES)
+#define PREFETCH_LINES(p, line, count)                                                                                 \
+    UNROLL for (int l = 0; l < (count); l++)                                                                           \
+        PREFETCH_NEAR((__global const char *)(p) + ((line) + l) * LINE_BYTES)
+#else
+typedef const float16 *unit_pointer;
+#define LOAD_UNIT(p, i) ((p)[i])
+#define PREFETCH_LINES(p, line, count)
+#endif
+#define VECTOR_BYTES (LANES * (int)sizeof(KV_ELEM))
+
+/* Scores of a tile of heads against four units. q: the tile's rows. scores: where the first row's go. */
+inline void score_tile(const float *q, const unit_pointer *unit, const unit_pointer *ahead, bool prefetch,
+                       float16 *scores)
+{
+    float16 sum[STREAMS][TILE_HEADS];
+    UNROLL for (int x = 0; x < STREAMS; x++)
+        UNROLL for (int h = 0; h < TILE_HEADS; h++)
+            sum[x][h] = (float16)(0.0f);
+    for (int part = 0; part < PARTS; part++) {
+        int end = min((part + 1) * PART_VECTORS * LANES, HEAD_DIM);
+        int d = part * PART_VECTORS * LANES;
+        for (; d + 4 <= end; d += 4) {
+            if (prefetch) {
+                UNROLL for (int x = 0; x < STREAMS; x++)
+                    PREFETCH_LINES(ahead[part * STREAMS + x], (d % 64) * VECTOR_BYTES / LINE_BYTES,
+                                   4 * VECTOR_BYTES / LINE_BYTES);
+            }
+            UNROLL for (int u = 0; u < 4; u++) {
+                float16 k[STREAMS];
+                UNROLL for (int x = 0; x < STREAMS; x++)
+                    k[x] = LOAD_UNIT(unit[x], d + u);
+                UNROLL for (int h = 0; h < TILE_HEADS; h++)
+                    UNROLL for (int x = 0; x < STREAMS; x++)
+                        sum[x][h] = fma((float16)(q[h * PADDED_DIM + d + u]), k[x], sum[x][h]);
+            }
+        }
+        for (; d < end; d++)
+            UNROLL for (int h = 0; h < TILE_HEADS; h++)
+                UNROLL for (int x = 0; x < STREAMS; x++)
+                    sum[x][h] = fma((float16)(q[h * PADDED_DIM + d]), LOAD_UNIT(unit[x], d), sum[x][h]);
+    }
+    UNROLL for (int h = 0; h < TILE_HEADS; h++)
+        UNROLL for (int x = 0; x < STREAMS; x++)
+            scores[h * SPLIT_UNITS + x] = sum[x][h];
+}
+
+/* Adds the values of one part and up to four units to a tile's accumulators. weights: of the tile's first row and the
+ * first unit. tokens: how many of the 64 the row sees; only those are read. vectors: of the part, a constant where this is
+ * called; the loops name the larger bound too, so that they unroll before they are inlined. */
+inline void add_values(const float *weights, const unit_pointer *unit, const unit_pointer *ahead, bool prefetch,
+                       int tokens, const int vectors, float16 *acc)
+{
+    float16 sum[TILE_HEADS][PART_VECTORS];
+    UNROLL for (int h = 0; h < TILE_HEADS; h++)
+        UNROLL for (int i = 0; i < PART_VECTORS && i < vectors; i++)
+            sum[h][i] = acc[h * VECTORS + i];
+    if (tokens == GROUP_TOKENS) {
+        for (int t = 0; t < UNIT_TOKENS; t++) {
+            UNROLL for (int x = 0; x < STREAMS; x++) {
+                if (prefetch)
+                    PREFETCH_LINES(ahead[x], t * vectors * VECTOR_BYTES / LINE_BYTES,
+                                   (vectors * VECTOR_BYTES + LINE_BYTES - 1) / LINE_BYTES);
+                float16 v[PART_VECTORS];
+                UNROLL for (int i = 0; i < PART_VECTORS && i < vectors; i++)
+                    v[i] = LOAD_UNIT(unit[x], t * vectors + i);
+                UNROLL for (int h = 0; h < TILE_HEADS; h++)
+                    UNROLL for (int i = 0; i < PART_VECTORS && i < vectors; i++)
+                        sum[h][i] = fma((float16)(weights[h * SPLIT_TOKENS + x * UNIT_TOKENS + t]), v[i], sum[h][i]);
+            }
+        }
+    } else {
+        for (int at = 0; at < tokens; at++) {
+            int t = at % UNIT_TOKENS;
+            UNROLL for (int i = 0; i < PART_VECTORS && i < vectors; i++) {
+                float16 v = LOAD_UNIT(unit[at / UNIT_TOKENS], t * vectors + i);
+                UNROLL for (int h = 0; h < TILE_HEADS; h++)
+                    sum[h][i] = fma((float16)(weights[h * SPLIT_TOKENS + at]), v, sum[h][i]);
+            }
+        }
+    }
+    UNROLL for (int h = 0; h < TILE_HEADS; h++)
+        UNROLL for (int i = 0; i < PART_VECTORS && i < vectors; i++)
+            acc[h * VECTORS + i] = sum[h][i];
+}
+
+/* Turns a row's scores of a split into weights; the lanes past `tokens` are selected away. */
+inline void softmax_row(float16 *scores, int tokens, float *row_max, float *row_sum)
+{
+    const int16 lane = (int16)(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
+    int units = (tokens + UNIT_TOKENS - 1) / UNIT_TOKENS;
+    if (tokens % UNIT_TOKENS != 0)
+        scores[units - 1] = select((float16)(-INFINITY), scores[units - 1], lane < tokens % UNIT_TOKENS);
+    float16 highest = (float16)(NEGATIVE);
+    for (int u = 0; u < units; u++)
+        highest = GREATER(scores[u], highest);
+    float m = ROUND_MAXIMUM(max_lanes(highest));
+    float16 sum = (float16)(0.0f);
+    for (int u = 0; u < units; u++) {
+        scores[u] = exp2_below(scores[u], m);
+        sum += scores[u];
+    }
+    *row_max = m;
+    *row_sum = sum_lanes(sum);
+}
+
+inline void store_partials(__global float *partials, int num_heads, const piece *now, const float16 *acc,
+                           const float *row_max, const float *row_sum)
+{
+    for (int kv = 0; kv < now->kv_heads; kv++) {
+        for (int i = 0; i < min(now->tiles * TILE_HEADS, GROUP - now->head); i++) {
+            int row = PIECE_ROW(kv, 0) + i;
+            long head = (now->kv_head + kv) * GROUP + now->head + i;
+            __global float *partial = partials + ((long)now->partial * num_heads + head) * PARTIAL_STRIDE(HEAD_DIM);
+            for (int v = 0; v < VECTORS; v++)
+                store16_f32(acc[row * VECTORS + v], partial + v * LANES);
+            partial[PARTIAL_M(HEAD_DIM)] = row_max[row];
+            partial[PARTIAL_L(HEAD_DIM)] = row_sum[row];
+        }
+    }
+}
+
+#if KV_LAYOUT == LAYOUT_CPU16
+/* Units of the piece's first KV head, K's, then V's, each padded to whole groups with the last unit; then the first group
+ * of K of the piece that comes next, only to be prefetched. */
+typedef struct streams {
+    unit_pointer unit[2 * SPLIT_UNITS + STREAMS];
+    int groups; /* of K, and of V */
+} streams;
+
+inline unit_pointer find_unit(__global const KV_ELEM *data, long4 view, __global const int *table, const piece *at,
+                              int unit)
+{
+    int last = (at->tokens + UNIT_TOKENS - 1) / UNIT_TOKENS - 1;
+    return data + unit_offset(table, at->table, view, at->first_token + min(unit, last) * UNIT_TOKENS, at->kv_head);
+}
+
+inline void find_streams(__global const KV_ELEM *k, long4 k_view, __global const KV_ELEM *v, long4 v_view,
+                         __global const int *table, const piece *now, const piece *next, streams *found)
+{
+    int units = (now->tokens + GROUP_TOKENS - 1) / GROUP_TOKENS * STREAMS;
+    for (int u = 0; u < units; u++) {
+        found->unit[u] = find_unit(k, k_view, table, now, u);
+        found->unit[units + u] = find_unit(v, v_view, table, now, u);
+    }
+    for (int x = 0; x < STREAMS; x++)
+        found->unit[2 * units + x] = next->tokens > 0 ? find_unit(k, k_view, table, next, x) : found->unit[x];
+    found->groups = units / STREAMS;
+}
+
+/* Steps between reading and prefetching: one part, or a whole head where its parts are not alike. */
+#define STEPS_AHEAD (LAST_VECTORS == 0 ? 1 : PARTS)
+
+/* Where the four streams are `STEPS_AHEAD` steps after a part of a KV head. */
+inline void find_ahead(const unit_pointer *unit, const piece *now, long head_stride, int kv, int part,
+                       unit_pointer *ahead)
+{
+    int step = kv * PARTS + part + STEPS_AHEAD;
+    int steps = now->kv_heads * PARTS;
+    bool beyond = step >= steps;
+    int at = beyond ? step - steps : step;
+    long offset = at / PARTS * head_stride + at % PARTS * PART;
+    for (int x = 0; x < STREAMS; x++)
+        ahead[x] = unit[beyond ? STREAMS + x : x] + offset;
+}
+
+inline void score_piece(const streams *from, const piece *now, long head_stride, const float16 *q_rows, float16 *scores)
+{
+    for (int group = 0; group < from->groups; group++) {
+        for (int kv = 0; kv < now->kv_heads; kv++) {
+            unit_pointer unit[STREAMS], ahead[STREAMS * PARTS];
+            for (int x = 0; x < STREAMS; x++)
+                unit[x] = from->unit[group * STREAMS + x] + kv * head_stride;
+            for (int part = 0; part < PARTS; part++)
+                find_ahead(from->unit + group * STREAMS, now, head_stride, kv, part, ahead + part * STREAMS);
+            for (int tile = 0; tile < now->tiles; tile++)
+                score_tile((const float *)(q_rows + PIECE_ROW(kv, tile) * VECTORS), unit, ahead, tile == 0,
+                           scores + PIECE_ROW(kv, tile) * SPLIT_UNITS + group * STREAMS);
+        }
+    }
+}
+
+inline void sum_piece(const streams *from, const piece *now, long head_stride, const float16 *scores, float16 *acc)
+{
+    for (int group = 0; group < from->groups; group++) {
+        const unit_pointer *first = from->unit + (from->groups + group) * STREAMS;
+        int tokens = min(now->tokens - group * GROUP_TOKENS, GROUP_TOKENS);
+        for (int kv = 0; kv < now->kv_heads; kv++) {
+            for (int part = 0; part < PARTS; part++) {
+                unit_pointer unit[STREAMS], ahead[STREAMS];
+                for (int x = 0; x < STREAMS; x++)
+                    unit[x] = first[x] + kv * head_stride + part * PART;
+                find_ahead(first, now, head_stride, kv, part, ahead);
+                for (int tile = 0; tile < now->tiles; tile++) {
+                    int row = PIECE_ROW(kv, tile);
+                    const float *weights = (const float *)(scores + row * SPLIT_UNITS + group * STREAMS);
+                    float16 *sums = acc + row * VECTORS + part * PART_VECTORS;
+                    if (part < FULL_PARTS)
+                        add_values(weights, unit, ahead, tile == 0, tokens, PART_VECTORS, sums);
+                    else
+                        add_values(weights, unit, ahead, tile == 0, tokens, LAST_VECTORS, sums);
+                }
+            }
+        }
+    }
+}
+#else
+/* Offsets of the rows of a group of tokens in the piece's first KV head. */
+inline int find_group(__global const int *table, long4 view, const piece *now, int group, long *at)
+{
+    int first = group * GROUP_TOKENS;
+    int tokens = min(now->tokens - first, GROUP_TOKENS);
+    token_offsets(table, now->table, view, now->first_token + first, tokens, GROUP_TOKENS, now->kv_head, at);
+    return tokens;
+}
+
+inline void score_piece(__global const KV_ELEM *k, long4 view, __global const int *table, const piece *now,
+                        const float16 *q_rows, float16 *scores)
+{
+    float16 staged[STREAMS][PADDED_DIM];
+    const unit_pointer unit[STREAMS] = {staged[0], staged[1], staged[2], staged[3]};
+    for (int group = 0; group * GROUP_TOKENS < now->tokens; group++) {
+        long at[GROUP_TOKENS];
+        find_group(table, view, now, group, at);
+        for (int kv = 0; kv < now->kv_heads; kv++) {
+            for (int x = 0; x < STREAMS; x++)
+                stage_k(k + kv * view.s3, at + x * UNIT_TOKENS, kv + 1 < now->kv_heads ? view.s3 : 0, staged[x]);
+            for (int tile = 0; tile < now->tiles; tile++)
+                score_tile((const float *)(q_rows + PIECE_ROW(kv, tile) * VECTORS), unit, unit, false,
+                           scores + PIECE_ROW(kv, tile) * SPLIT_UNITS + group * STREAMS);
+        }
+    }
+}
+
+inline void sum_piece(__global const KV_ELEM *v, long4 view, __global const int *table, const piece *now,
+                      const float16 *scores, float16 *acc)
+{
+    float16 staged[STREAMS][PADDED_DIM];
+    for (int group = 0; group * GROUP_TOKENS < now->tokens; group++) {
+        long at[GROUP_TOKENS];
+        int tokens = find_group(table, view, now, group, at);
+        for (int kv = 0; kv < now->kv_heads; kv++) {
+            for (int x = 0; x < STREAMS; x++)
+                stage_v(v + kv * view.s3, at + x * UNIT_TOKENS, kv + 1 < now->kv_heads ? view.s3 : 0, staged[x]);
+            for (int i = 0; i < now->tiles * PARTS; i++) {
+                int part = i % PARTS, row = PIECE_ROW(kv, i / PARTS);
+                unit_pointer unit[STREAMS];
+                for (int x = 0; x < STREAMS; x++)
+                    unit[x] = staged[x] + part * PART / LANES;
+                const float *weights = (const float *)(scores + row * SPLIT_UNITS + group * STREAMS);
+                float16 *sums = acc + row * VECTORS + part * PART_VECTORS;
+                if (part < FULL_PARTS)
+                    add_values(weights, unit, unit, false, tokens, PART_VECTORS, sums);
+                else
+                    add_values(weights, unit, unit, false, tokens, LAST_VECTORS, sums);
+            }
+        }
+    }
+}
+#endif
+
+__kernel __attribute__((reqd_work_group_size(1, 1, 1))) void
+kvl_decode(__global const Q_ELEM *q, long4 q_view, __global const KV_ELEM *k, long4 k_view, __global const KV_ELEM *v,
+           long4 v_view, __global const int *table, __global const int *meta, __global float *partials,
+           __global volatile int *counter, int4 shape, int4 work, float scale_log2)
+{
+    float16 q_rows[PIECE_ROWS * VECTORS], acc[PIECE_ROWS * VECTORS], scores[PIECE_ROWS * SPLIT_UNITS];
+    float row_max[PIECE_ROWS], row_sum[PIECE_ROWS];
+    int kv_heads = heads_of_pieces(shape.s1, work.s2);
+    int pieces = work.s2 * ((shape.s1 + kv_heads - 1) / kv_heads) * GROUP_PIECES;
+    int index = take_work(counter);
+    while (index < pieces) {
+        int following = take_work(counter);
+        piece now = find_piece(meta, work, shape.s1, kv_heads, index);
+        load_q(q, q_view, &now, scale_log2, q_rows);
+        for (int i = 0; i < now.kv_heads * KV_HEAD_ROWS * VECTORS; i++)
+            acc[i] = (float16)(0.0f);
+#if KV_LAYOUT == LAYOUT_CPU16
+        piece next = find_piece(meta, work, shape.s1, kv_heads, min(following, pieces - 1));
+        streams from;
+        find_streams(k, k_view, v, v_view, table, &now, &next, &from);
+        score_piece(&from, &now, k_view.s3, q_rows, scores);
+#else
+        score_piece(k, k_view, table, &now, q_rows, scores);
+#endif
+        for (int kv = 0; kv < now.kv_heads; kv++)
+            for (int row = PIECE_ROW(kv, 0); row < PIECE_ROW(kv, now.tiles); row++)
+                softmax_row(scores + row * SPLIT_UNITS, now.tokens, row_max + row, row_sum + row);
+#if KV_LAYOUT == LAYOUT_CPU16
+        sum_piece(&from, &now, v_view.s3, scores, acc);
+#else
+        sum_piece(v, v_view, table, &now, scores, acc);
+#endif
+        store_partials(partials, shape.s0, &now, acc, row_max, row_sum);
+        index = following;
+    }
+    finish_work(counter);
+}
+
+/* A partial, or several folded: an accumulator of VECTORS, relative to the maximum m, and the sum l. */
+typedef struct folded {
+    float16 acc[VECTORS];
+    float m, l;
+} folded;
+
+inline void load_partial(__global const float *partial, folded *out)
+{
+    for (int v = 0; v < VECTORS; v++)
+        out->acc[v] = load16_f32(partial + v * LANES);
+    out->m = partial[PARTIAL_M(HEAD_DIM)];
+    out->l = partial[PARTIAL_L(HEAD_DIM)];
+}
+
+/* left = left and right. Maxima are integers, so every factor is a power of two. */
+inline void combine(folded *left, const folded *right)
+{
+    float m = left->m > right->m ? left->m : right->m;
+    float a = exp2_integer(left->m - m), b = exp2_integer(right->m - m);
+    left->l = fma(b, right->l, a * left->l);
+    for (int v = 0; v < VECTORS; v++)
+        left->acc[v] = fma((float16)(b), right->acc[v], (float16)(a) * left->acc[v]);
+    left->m = m;
+}
+
+#define MOST_LEVELS 26 /* of a tree over all splits of 2^31 tokens */
+
+/* Folds the partials of a (row, head) in the fixed binary tree: the stack holds a node a set bit of the number of leaves
+ * taken so far, and at the end those wait for right children that are missing, which are neutral. */
+__kernel __attribute__((reqd_work_group_size(1, 1, 1))) void
+kvl_fold(__global const float *partials, __global const int *meta, __global OUT_ELEM *out, long4 out_view,
+         __global float *lse, long4 lse_view, int4 shape, int4 work)
+{
+    folded stack[MOST_LEVELS];
+    int index = (int)get_global_id(0) / shape.s0, head = (int)get_global_id(0) % shape.s0;
+    __global const int *row = meta + work.s0 + index * ROW_INTS;
+    int splits = max(1, (row[ROW_VISIBLE] - 1) / SPLIT_TOKENS + 1);
+    int depth = 0;
+    for (int split = 0; split < splits; split++) {
+        load_partial(partials + (((long)row[ROW_PARTIAL] + split) * shape.s0 + head) * PARTIAL_STRIDE(HEAD_DIM),
+                     stack + depth++);
+        for (int leaves = split + 1; leaves % 2 == 0; leaves /= 2, depth--)
+            combine(stack + depth - 2, stack + depth - 1);
+    }
+    for (; depth > 1; depth--)
+        combine(stack + depth - 2, stack + depth - 1);
+
+    long token = row[ROW_Q_TOKEN];
+    __global OUT_ELEM *to = out + out_view.s0 + token * out_view.s1 + head * out_view.s2;
+    float inverse = stack[0].l == 0.0f ? 0.0f : 1.0f / stack[0].l;
+    for (int v = 0; v < VECTORS; v++)
+        store_out_vector(stack[0].acc[v] * inverse, to, v);
+    if (lse_view.s3 != 0)
+        lse[lse_view.s0 + token * lse_view.s1 + head * lse_view.s2] = natural_lse(stack[0].m, stack[0].l);
+}
