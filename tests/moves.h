@@ -1,0 +1,142 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef KVL_MOVES_H
+#define KVL_MOVES_H
+
+/* What the tests of the pool and of the memory-moving kernels share: a device, buffers with known bytes, launches, and
+ * a seeded source of numbers. Included after cmocka.h. KVLEAF_DEVICE selects a device, KVLEAF_SEED repeats a run. */
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "device/device.h"
+#include "device/program.h"
+#include "pool/pool.h"
+
+#define COUNT(array) ((int)(sizeof(array) / sizeof *(array)))
+
+static kvleaf_device *device;
+static cl_command_queue queue;
+static uint64_t random_state;
+
+#define assert_ok(call)            assert_status_of(call, KVLEAF_OK, #call)
+#define assert_fails(call, status) assert_status_of(call, status, #call)
+
+static inline void assert_status_of(kvleaf_status status, kvleaf_status expected, const char *call)
+{
+    if (status != expected)
+        fail_msg("%s: %s (%s), expected %s", call, kvleaf_status_name(status),
+                 status ? kvleaf_last_error()->message : "", kvleaf_status_name(expected));
+}
+
+static inline int open_device(void **state)
+{
+    (void)state;
+    const char *seed = getenv("KVLEAF_SEED");
+    random_state = seed ? strtoull(seed, NULL, 0) : 20240607;
+    print_message("seed %llu\n", (unsigned long long)random_state);
+    kvleaf_status status = kvleaf_device_open(kvleaf_device_params(.select = getenv("KVLEAF_DEVICE")), &device);
+    if (!status)
+        status = kvleaf_device_queue_create(device, &queue);
+    if (status)
+        print_message("%s\n", kvleaf_last_error()->message);
+    return status ? -1 : 0;
+}
+
+static inline int close_device(void **state)
+{
+    (void)state;
+    if (queue)
+        clReleaseCommandQueue(queue);
+    kvleaf_device_destroy(&device);
+    return 0;
+}
+
+/* splitmix64 */
+static inline uint64_t random_bits(void)
+{
+    uint64_t x = random_state += 0x9e3779b97f4a7c15u;
+    x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9u;
+    x = (x ^ (x >> 27)) * 0x94d049bb133111ebu;
+    return x ^ (x >> 31);
+}
+
+static inline int32_t random_below(int32_t limit)
+{
+    return (int32_t)(random_bits() % (uint64_t)limit);
+}
+
+/* Uniform in -1 .. 1. */
+static inline float random_float(void)
+{
+    return (float)(int32_t)(uint32_t)random_bits() / 2147483648.0f;
+}
+
+static inline void *allocate(size_t bytes)
+{
+    void *memory = calloc(bytes ? bytes : 1, 1);
+    assert_non_null(memory);
+    return memory;
+}
+
+static inline void *random_bytes(size_t bytes)
+{
+    unsigned char *memory = allocate(bytes);
+    for (size_t i = 0; i < bytes; i++)
+        memory[i] = (unsigned char)random_bits();
+    return memory;
+}
+
+static inline cl_mem make_buffer(size_t bytes, const void *data)
+{
+    cl_int error;
+    cl_mem buffer = clCreateBuffer(kvleaf_device_context(device), CL_MEM_READ_WRITE | CL_MEM_COPY_HOST_PTR, bytes,
+                                   (void *)(uintptr_t)data, &error);
+    assert_int_equal(error, CL_SUCCESS);
+    return buffer;
+}
+
+static inline void *read_buffer(cl_mem buffer, size_t bytes)
+{
+    void *data = allocate(bytes);
+    assert_int_equal(clEnqueueReadBuffer(queue, buffer, CL_TRUE, 0, bytes, data, 0, NULL, NULL), CL_SUCCESS);
+    return data;
+}
+
+static inline void write_buffer(cl_mem buffer, size_t bytes, const void *data)
+{
+    assert_int_equal(clEnqueueWriteBuffer(queue, buffer, CL_TRUE, 0, bytes, data, 0, NULL, NULL), CL_SUCCESS);
+}
+
+/* Reads the buffer, compares it byte for byte and releases it. */
+static inline void check_buffer(cl_mem buffer, size_t bytes, const void *expected, const char *name)
+{
+    unsigned char *now = read_buffer(buffer, bytes);
+    const unsigned char *right = expected;
+    for (size_t i = 0; i < bytes; i++)
+        if (now[i] != right[i])
+            fail_msg("%s: byte %zu of %zu is %02x, expected %02x", name, i, bytes, now[i], right[i]);
+    free(now);
+    clReleaseMemObject(buffer);
+}
+
+/* A kernel of cl_kernels/<file>, built by the library's own loader. The caller releases it. */
+static inline cl_kernel make_kernel(const char *file, const char *name, const char *options)
+{
+    cl_program program;
+    cl_kernel kernel;
+    assert_ok(kvl_device_program(device, file, options, &program));
+    assert_ok(kvl_device_kernel(device, program, name, &kernel));
+    return kernel;
+}
+
+static inline void launch(cl_kernel kernel, const kvl_arg *args, int count, size_t global0, size_t global1,
+                          size_t local0)
+{
+    assert_ok(kvl_kernel_args(device, kernel, args, count));
+    size_t global[2] = {global0, global1}, local[2] = {local0, 1};
+    assert_int_equal(clEnqueueNDRangeKernel(queue, kernel, 2, NULL, global, local, 0, NULL, NULL), CL_SUCCESS);
+    assert_int_equal(clFinish(queue), CL_SUCCESS);
+}
+
+#endif
