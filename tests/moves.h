@@ -2,8 +2,8 @@
 #ifndef KVL_MOVES_H
 #define KVL_MOVES_H
 
-/* What the tests of the pool and of the memory-moving kernels share: a device, buffers with known bytes, launches, and
- * a seeded source of numbers. Included after cmocka.h. KVLEAF_DEVICE selects a device, KVLEAF_SEED repeats a run. */
+/* What the tests of the pool and of the memory-moving kernels share beside support.h: one device and queue a program,
+ * buffers with known bytes, launches of one kernel. */
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -12,64 +12,35 @@
 #include "device/device.h"
 #include "device/program.h"
 #include "pool/pool.h"
+#include "support.h"
 
 #define COUNT(array) ((int)(sizeof(array) / sizeof *(array)))
 
 static kvleaf_device *device;
 static cl_command_queue queue;
-static uint64_t random_state;
-
-#define assert_ok(call)            assert_status_of(call, KVLEAF_OK, #call)
-#define assert_fails(call, status) assert_status_of(call, status, #call)
-
-static inline void assert_status_of(kvleaf_status status, kvleaf_status expected, const char *call)
-{
-    if (status != expected)
-        fail_msg("%s: %s (%s), expected %s", call, kvleaf_status_name(status),
-                 status ? kvleaf_last_error()->message : "", kvleaf_status_name(expected));
-}
+static support_rng rng;
 
 static inline int open_device(void **state)
 {
     (void)state;
-    const char *seed = getenv("KVLEAF_SEED");
-    random_state = seed ? strtoull(seed, NULL, 0) : 20240607;
-    print_message("seed %llu\n", (unsigned long long)random_state);
-    kvleaf_status status = kvleaf_device_open(kvleaf_device_params(.select = getenv("KVLEAF_DEVICE")), &device);
-    if (!status)
-        status = kvleaf_device_queue_create(device, &queue);
-    if (status)
-        print_message("%s\n", kvleaf_last_error()->message);
-    return status ? -1 : 0;
+    rng.state = support_seed(20261101);
+    device = support_device();
+    queue = support_queue(device);
+    return 0;
 }
 
 static inline int close_device(void **state)
 {
     (void)state;
-    if (queue)
-        clReleaseCommandQueue(queue);
+    clReleaseCommandQueue(queue);
     kvleaf_device_destroy(&device);
     return 0;
 }
 
-/* splitmix64 */
-static inline uint64_t random_bits(void)
-{
-    uint64_t x = random_state += 0x9e3779b97f4a7c15u;
-    x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9u;
-    x = (x ^ (x >> 27)) * 0x94d049bb133111ebu;
-    return x ^ (x >> 31);
-}
-
+/* 0 .. limit-1 */
 static inline int32_t random_below(int32_t limit)
 {
-    return (int32_t)(random_bits() % (uint64_t)limit);
-}
-
-/* Uniform in -1 .. 1. */
-static inline float random_float(void)
-{
-    return (float)(int32_t)(uint32_t)random_bits() / 2147483648.0f;
+    return support_range(&rng, 0, limit - 1);
 }
 
 static inline void *allocate(size_t bytes)
@@ -83,7 +54,7 @@ static inline void *random_bytes(size_t bytes)
 {
     unsigned char *memory = allocate(bytes);
     for (size_t i = 0; i < bytes; i++)
-        memory[i] = (unsigned char)random_bits();
+        memory[i] = (unsigned char)support_next(&rng);
     return memory;
 }
 
@@ -125,15 +96,15 @@ static inline cl_kernel make_kernel(const char *file, const char *name, const ch
 {
     cl_program program;
     cl_kernel kernel;
-    assert_ok(kvl_device_program(device, file, options, &program));
-    assert_ok(kvl_device_kernel(device, program, name, &kernel));
+    ASSERT_OK(kvl_device_program(device, file, options, &program));
+    ASSERT_OK(kvl_device_kernel(device, program, name, &kernel));
     return kernel;
 }
 
 static inline void launch(cl_kernel kernel, const kvl_arg *args, int count, size_t global0, size_t global1,
                           size_t local0)
 {
-    assert_ok(kvl_kernel_args(device, kernel, args, count));
+    ASSERT_OK(kvl_kernel_args(device, kernel, args, count));
     size_t global[2] = {global0, global1}, local[2] = {local0, 1};
     assert_int_equal(clEnqueueNDRangeKernel(queue, kernel, 2, NULL, global, local, 0, NULL, NULL), CL_SUCCESS);
     assert_int_equal(clFinish(queue), CL_SUCCESS);

@@ -1,11 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The layouts of a pool's tiles: one definition in C and one in OpenCL C, the same over every element, each element at
  * a place of its own inside the tile; offsets beyond 32 bits; names and what AUTO becomes. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <cmocka.h>
-
 #include "moves.h"
 
 static const kvleaf_layout packed[] = {KVLEAF_LAYOUT_ROWS, KVLEAF_LAYOUT_CPU16, KVLEAF_LAYOUT_DIM8};
@@ -30,7 +25,7 @@ static const char kernel_text[] =
 static cl_program build_twin(kvleaf_layout layout)
 {
     kvl_text text = {0};
-    assert_ok(kvl_source_expand(device, "common/layout.clh", &text));
+    ASSERT_OK(kvl_source_expand(device, "common/layout.clh", &text));
     kvl_text_append(&text, kernel_text, sizeof kernel_text - 1);
     assert_false(text.failed);
     const char *source = text.data;
