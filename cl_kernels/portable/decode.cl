@@ -1,0 +1,413 @@
+// SPDX-License-Identifier: Apache-2.0
+#line 1 "cl_kernels/portable/decode.cl"
+/* Decode on any device: split attention of single query rows, and the fold of the splits.
+ *
+ * A work-group takes one split of one row for one KV head, and the query heads of that group four at a time as a float4.
+ * For the scores a work-item holds a few tokens and walks the dims, so that a query element read from local memory serves
+ * all of them; for the values it holds eight dims and walks the tokens. Both walks keep the loads of their next step in
+ * flight. A split's end is a fixed position, and nothing here depends on how many work-groups run or where blocks lie. */
+#include "common/config.clh"
+#include "common/dtypes.clh"
+#include "common/fold.clh"
+#include "common/layout.clh"
+#include "common/masks.clh"
+#include "common/octet.clh"
+#include "common/softmax.clh"
+
+#if WORK_GROUP > 256
+#error "local memory is laid out for work-groups of up to 256"
+#endif
+
+/* Tokens a work-item holds in the scores: four make local memory no slower than the arithmetic. */
+#ifndef SCORE_TOKENS
+#define SCORE_TOKENS 4
+#endif
+/* Value rows a work-item has in flight beyond those it is adding. */
+#ifndef VALUE_TOKENS
+#define VALUE_TOKENS 4
+#endif
+
+/* Work-items side by side over the tokens; where there are more, they share out the dims. */
+#define TOKEN_LANES (WORK_GROUP * SCORE_TOKENS < SPLIT_TOKENS ? WORK_GROUP : SPLIT_TOKENS / SCORE_TOKENS)
+#define DIM_PARTS (WORK_GROUP / TOKEN_LANES)
+/* A split may begin and end inside a block. */
+#if !KV_PAGED
+#define MAX_TILES 1
+#elif defined(BLOCK_SIZE)
+#define MAX_TILES ((SPLIT_TOKENS - 1) / BLOCK_SIZE + 2)
+#else
+#define MAX_TILES (SPLIT_TOKENS + 1)
+#endif
+/* Sums of the dim parts, then one maximum or sum a work-item, then eight dims a work-item. */
+#define SCRATCH_PARTS ((DIM_PARTS - 1) * SPLIT_TOKENS)
+#define SCRATCH_LANES (2 * WORK_GROUP)
+#define SCRATCH (SCRATCH_PARTS > SCRATCH_LANES ? SCRATCH_PARTS : SCRATCH_LANES)
+
+/* The split a work-group works on. */
+typedef struct {
+    int begin, count; /* its keys: positions begin .. begin + count - 1 */
+    int last;         /* last key its row sees */
+    int first_block;  /* entry of the block table that tiles[0] is of */
+    int block_size, head_dim, octets;
+} split;
+
+inline split make_split(int index, int visible_keys, int block_size, int head_dim)
+{
+    split s;
+    s.begin = index * SPLIT_TOKENS;
+    s.count = clamp(visible_keys - s.begin, 0, SPLIT_TOKENS);
+    s.last = visible_keys - 1;
+    s.first_block = BLOCK_OF(s.begin, block_size);
+    s.block_size = block_size;
+    s.head_dim = head_dim;
+    s.octets = (head_dim + 7) / 8;
+    return s;
+}
+
+inline long find_octet(__local const long *tiles, const split *s, long4 view, int value, int position, int index)
+{
+    long tile = tiles[BLOCK_OF(position, s->block_size) - s->first_block];
+    int token = TOKEN_OF(position, s->block_size);
+    return tile + element_offset(view, value, s->block_size, s->head_dim, token, index * 8);
+}
+
+/* One dim of the tokens held: sums[i] += dim D of token i * that dim of the query, four heads at once. */
+#define ADD_DIM(D)                                                                                                     \
+    {                                                                                                                  \
+        float4 element = query[c * 8 + D];                                                                             \
+        _Pragma("unroll") for (int i = 0; i < SCORE_TOKENS; i++)                                                       \
+            sums[i] = fma((float4)(keys[i].s##D), element, sums[i]);                                                   \
+    }
+
+/* Writes q . k of the split's tokens, four heads each, to products[token]; the work-items that share out the dims write
+ * theirs to parts[part - 1][token]. Keys of bad blocks give a number that nobody reads. */
+inline void multiply_keys(__global const KV_ELEM *k, long4 view, const split *s, __local const long *tiles,
+                          __local const float4 *query, __local float4 *products, __local float4 *parts)
+{
+    int lane = (int)get_local_id(0) % TOKEN_LANES;
+    int part = (int)get_local_id(0) / TOKEN_LANES;
+    long octet_stride = KEY_OCTET_STRIDE(s->block_size);
+    for (int first = lane; first < s->count; first += TOKEN_LANES * SCORE_TOKENS) {
+        float4 sums[SCORE_TOKENS];
+        octet ahead[SCORE_TOKENS];
+        long at[SCORE_TOKENS]; /* of a token past the end: the first one's */
+#pragma unroll
+        for (int i = 0; i < SCORE_TOKENS; i++) {
+            int token = first + i * TOKEN_LANES < s->count ? first + i * TOKEN_LANES : first;
+            at[i] = find_octet(tiles, s, view, 0, s->begin + token, 0);
+            sums[i] = (float4)(0.0f);
+            ahead[i] = OCTET_ZERO;
+            if (part < s->octets)
+                ahead[i] = read_octet(k, at[i] + part * octet_stride, OCTET_STEP(0), s->head_dim - part * 8);
+        }
+        for (int c = part; c < s->octets; c += DIM_PARTS) {
+            float8 keys[SCORE_TOKENS];
+            int next = c + DIM_PARTS;
+#pragma unroll
+            for (int i = 0; i < SCORE_TOKENS; i++) {
+                octet current = ahead[i];
+                if (next < s->octets)
+                    ahead[i] = read_octet(k, at[i] + next * octet_stride, OCTET_STEP(0), s->head_dim - next * 8);
+                keys[i] = widen_octet(current);
+            }
+            ADD_DIM(0) ADD_DIM(1) ADD_DIM(2) ADD_DIM(3) ADD_DIM(4) ADD_DIM(5) ADD_DIM(6) ADD_DIM(7)
+        }
+        __local float4 *out = part == 0 ? products : parts + (part - 1) * SPLIT_TOKENS;
+#pragma unroll
+        for (int i = 0; i < SCORE_TOKENS; i++)
+            if (first + i * TOKEN_LANES < s->count)
+                out[first + i * TOKEN_LANES] = sums[i];
+    }
+}
+
+/* Turns products into scores, NEGATIVE where hidden; returns the work-item's maximum. */
+inline float4 mask_scores(const split *s, __local const long *v_tiles, __local float4 *products,
+                          __local const float4 *parts, int first_head)
+{
+    float4 maximum = (float4)(NEGATIVE);
+    for (int token = (int)get_local_id(0); token < SPLIT_TOKENS; token += WORK_GROUP) {
+        int key = s->begin + token;
+        float4 x = (float4)(NEGATIVE);
+        if (token < s->count && v_tiles[BLOCK_OF(key, s->block_size) - s->first_block] >= 0 && visible(key, s->last)) {
+            x = products[token];
+            for (int part = 1; part < DIM_PARTS; part++)
+                x += parts[(part - 1) * SPLIT_TOKENS + token];
+            x = score_heads(x, first_head, key, s->last);
+        }
+        products[token] = x;
+        maximum = fmax(maximum, x);
+    }
+    return maximum;
+}
+
+/* The maximum or the sum over the work-group, in a fixed tree. Every work-item takes part. */
+inline float4 reduce_max(float4 x, __local float4 *scratch)
+{
+    int lane = (int)get_local_id(0);
+    scratch[lane] = x;
+    for (int width = WORK_GROUP / 2; width > 0; width /= 2) {
+        barrier(CLK_LOCAL_MEM_FENCE);
+        if (lane < width)
+            scratch[lane] = fmax(scratch[lane], scratch[lane + width]);
+    }
+    barrier(CLK_LOCAL_MEM_FENCE);
+    float4 all = scratch[0];
+    barrier(CLK_LOCAL_MEM_FENCE);
+    return all;
+}
+
+inline float4 reduce_sum(float4 x, __local float4 *scratch)
+{
+    int lane = (int)get_local_id(0);
+    scratch[lane] = x;
+    for (int width = WORK_GROUP / 2; width > 0; width /= 2) {
+        barrier(CLK_LOCAL_MEM_FENCE);
+        if (lane < width)
+            scratch[lane] += scratch[lane + width];
+    }
+    barrier(CLK_LOCAL_MEM_FENCE);
+    float4 all = scratch[0];
+    barrier(CLK_LOCAL_MEM_FENCE);
+    return all;
+}
+
+/* Turns scores into weights under the maximum; returns the work-item's sum. */
+inline float4 weigh_scores(__local float4 *scores, float4 maximum)
+{
+    float4 sum = (float4)(0.0f);
+    for (int token = (int)get_local_id(0); token < SPLIT_TOKENS; token += WORK_GROUP) {
+        float4 weight = weigh_heads(scores[token], maximum);
+        scores[token] = weight;
+        sum += weight;
+    }
+    return sum;
+}
+
+/* Value octets of tokens token, token + step, ...; zero where there is none or its block is bad. */
+inline void read_values(octet *ahead, __global const KV_ELEM *v, long4 view, const split *s,
+                        __local const long *tiles, int token, int step, int octet_index)
+{
+#pragma unroll
+    for (int i = 0; i < VALUE_TOKENS; i++) {
+        int key = s->begin + token + i * step;
+        ahead[i] = OCTET_ZERO;
+        if (octet_index < s->octets && token + i * step < s->count &&
+            tiles[BLOCK_OF(key, s->block_size) - s->first_block] >= 0)
+            ahead[i] = read_octet(v, find_octet(tiles, s, view, 1, key, octet_index), OCTET_STEP(1),
+                                  s->head_dim - octet_index * 8);
+    }
+}
+
+/* A work-item's place in the walk over the values: octet `lane` of a pass, tokens `group`, group + groups, ... Those
+ * left over where lanes do not divide the work-group hold no token. */
+typedef struct {
+    int lanes, groups, lane, group;
+} value_place;
+
+/* The weighted values of four heads: sums[head] over the work-item's tokens. `ahead` holds its first ones. */
+inline void add_values(float8 *sums, octet *ahead, __global const KV_ELEM *v, long4 view, const split *s,
+                       const value_place *at, __local const long *tiles, __local const float4 *weights, int index)
+{
+    for (int i = 0; i < 4; i++)
+        sums[i] = (float8)(0.0f);
+    for (int token = at->group; token < s->count; token += at->groups * VALUE_TOKENS) {
+        octet current[VALUE_TOKENS];
+#pragma unroll
+        for (int i = 0; i < VALUE_TOKENS; i++)
+            current[i] = ahead[i];
+        read_values(ahead, v, view, s, tiles, token + at->groups * VALUE_TOKENS, at->groups, index);
+#pragma unroll
+        for (int i = 0; i < VALUE_TOKENS; i++) {
+            if (token + i * at->groups < s->count) {
+                float4 weight = weights[token + i * at->groups];
+                float8 value = widen_octet(current[i]);
+                sums[0] = fma((float8)(weight.s0), value, sums[0]);
+                sums[1] = fma((float8)(weight.s1), value, sums[1]);
+                sums[2] = fma((float8)(weight.s2), value, sums[2]);
+                sums[3] = fma((float8)(weight.s3), value, sums[3]);
+            }
+        }
+    }
+}
+
+/* Adds up one head's sums over the work-items that hold the same dims and writes them to its partial. */
+inline void store_values(float8 sum, __local float4 *scratch, __global float *accumulator, const value_place *at,
+                         int first_octet, int head_dim)
+{
+    int id = (int)get_local_id(0);
+    scratch[2 * id] = sum.lo;
+    scratch[2 * id + 1] = sum.hi;
+    barrier(CLK_LOCAL_MEM_FENCE);
+    __local const float *dims = (__local const float *)scratch;
+    for (int i = id; i < at->lanes * 8 && first_octet * 8 + i < head_dim; i += WORK_GROUP) {
+        float total = dims[i];
+        for (int group = 1; group < at->groups; group++)
+            total += dims[group * at->lanes * 8 + i];
+        accumulator[first_octet * 8 + i] = total;
+    }
+    barrier(CLK_LOCAL_MEM_FENCE);
+}
+
+inline void store_sums(float4 maximum, float4 sum, __global float *partial, int stride, int heads, int head_dim)
+{
+    if (get_local_id(0) != 0)
+        return;
+    for (int head = 0; head < heads; head++) {
+        partial[head * stride + PARTIAL_M(head_dim)] = maximum.s0;
+        partial[head * stride + PARTIAL_L(head_dim)] = sum.s0;
+        maximum = maximum.s1230;
+        sum = sum.s1230;
+    }
+}
+
+/* Where the split's tiles of K and V start. A bad block has a V tile of -1; its K tile is that of block 0, which is
+ * there, so that reading needs no branch, and its scores are hidden. */
+inline void find_tiles(__global const int *table, int first, const split *s, int num_blocks, long4 k_view, long4 v_view,
+                       int kv_head, __local long *k_tiles, __local long *v_tiles)
+{
+    int count = s->count > 0 ? BLOCK_OF(s->begin + s->count - 1, s->block_size) - s->first_block + 1 : 0;
+    for (int i = (int)get_local_id(0); i < count; i += WORK_GROUP) {
+        long v_tile = find_tile(table, first, s->first_block + i, num_blocks, v_view, kv_head);
+        k_tiles[i] = v_tile < 0 ? tile_start(k_view, 0, kv_head)
+                                : find_tile(table, first, s->first_block + i, num_blocks, k_view, kv_head);
+        v_tiles[i] = v_tile;
+    }
+}
+
+/* Four query heads, scaled; zero beyond the group and in dims that only fill an octet. */
+inline void load_query(__global const Q_ELEM *q, long head_stride, int heads, int head_dim, float scale_log2,
+                       __local float4 *out)
+{
+    for (int dim = (int)get_local_id(0); dim < (head_dim + 7) / 8 * 8; dim += WORK_GROUP) {
+        float4 x = (float4)(0.0f);
+        if (dim < head_dim) {
+            x.s0 = LOAD_Q(q, dim);
+            if (heads > 1)
+                x.s1 = LOAD_Q(q, head_stride + dim);
+            if (heads > 2)
+                x.s2 = LOAD_Q(q, 2 * head_stride + dim);
+            if (heads > 3)
+                x.s3 = LOAD_Q(q, 3 * head_stride + dim);
+        }
+        out[dim] = x * scale_log2;
+    }
+}
+
+__kernel __attribute__((reqd_work_group_size(WORK_GROUP, 1, 1))) void
+kvl_decode(__global const Q_ELEM *q, long4 q_view, __global const KV_ELEM *k, long4 k_view, __global const KV_ELEM *v,
+           long4 v_view, __global const int *table, __global const int *meta, __global float *partials,
+           __global int *counter, int4 shape, int4 work, float scale_log2)
+{
+    __local float4 query[DIM_CAPACITY], scores[SPLIT_TOKENS], scratch[SCRATCH];
+    __local long k_tiles[MAX_TILES], v_tiles[MAX_TILES];
+    __global const int *item = meta + work.s1 + (int)get_group_id(0) * SPLIT_INTS;
+    __global const int *row = meta + work.s0 + item[SPLIT_ROW] * ROW_INTS;
+    int kv_head = (int)get_group_id(1), id = (int)get_local_id(0);
+    int group = SHAPE_GROUP(shape);
+    split s = make_split(item[SPLIT_INDEX], row[ROW_VISIBLE], SHAPE_BLOCK_SIZE(shape), SHAPE_HEAD_DIM(shape));
+    find_tiles(table, row[ROW_TABLE], &s, work.s3, k_view, v_view, kv_head, k_tiles, v_tiles);
+    value_place at;
+    at.lanes = min(s.octets, WORK_GROUP);
+    at.groups = WORK_GROUP / at.lanes;
+    at.lane = id % at.lanes;
+    at.group = id / at.lanes < at.groups ? id / at.lanes : SPLIT_TOKENS;
+    int stride = PARTIAL_STRIDE(s.head_dim);
+
+    for (int first = 0; first < group; first += 4) {
+        int first_head = kv_head * group + first, heads = min(4, group - first);
+        load_query(q + q_view.s0 + (long)row[ROW_Q_TOKEN] * q_view.s1 + first_head * q_view.s2, q_view.s2, heads,
+                   s.head_dim, scale_log2, query);
+        barrier(CLK_LOCAL_MEM_FENCE);
+        multiply_keys(k, k_view, &s, k_tiles, query, scores, scratch);
+        octet ahead[VALUE_TOKENS];
+        read_values(ahead, v, v_view, &s, v_tiles, at.group, at.groups, at.lane);
+        barrier(CLK_LOCAL_MEM_FENCE);
+        float4 maximum = mask_scores(&s, v_tiles, scores, scratch, first_head);
+        barrier(CLK_LOCAL_MEM_FENCE);
+        maximum = reduce_max(maximum, scratch);
+        float4 sum = reduce_sum(weigh_scores(scores, maximum), scratch);
+
+        __global float *partial =
+            partials + ((long)(row[ROW_PARTIAL] + item[SPLIT_INDEX]) * shape.s0 + first_head) * stride;
+        store_sums(maximum, sum, partial, stride, heads, s.head_dim);
+        for (int pass = 0; pass < s.octets; pass += at.lanes) {
+            float8 sums[4];
+            if (pass > 0)
+                read_values(ahead, v, v_view, &s, v_tiles, at.group, at.groups, pass + at.lane);
+            add_values(sums, ahead, v, v_view, &s, &at, v_tiles, scores, pass + at.lane);
+            store_values(sums[0], scratch, partial, &at, pass, s.head_dim);
+            if (heads > 1)
+                store_values(sums[1], scratch, partial + stride, &at, pass, s.head_dim);
+            if (heads > 2)
+                store_values(sums[2], scratch, partial + 2 * stride, &at, pass, s.head_dim);
+            if (heads > 3)
+                store_values(sums[3], scratch, partial + 3 * stride, &at, pass, s.head_dim);
+        }
+    }
+}
+
+inline void store_output(fold_node root, __global OUT_ELEM *out, int quad, int head_dim)
+{
+    int dim = quad * 4;
+    STORE_OUT(normalise(root.sum.s0, root.l), out, dim);
+    if (dim + 1 < head_dim)
+        STORE_OUT(normalise(root.sum.s1, root.l), out, dim + 1);
+    if (dim + 2 < head_dim)
+        STORE_OUT(normalise(root.sum.s2, root.l), out, dim + 2);
+    if (dim + 3 < head_dim)
+        STORE_OUT(normalise(root.sum.s3, root.l), out, dim + 3);
+}
+
+/* A work-group folds one head of one row: work-items side by side take four dims each, and the others a run of splits,
+ * which is a subtree of the fixed tree, so the bits don't depend on how many there are. */
+__kernel __attribute__((reqd_work_group_size(WORK_GROUP, 1, 1))) void
+kvl_fold(__global const float *partials, __global const int *meta, __global OUT_ELEM *out, long4 out_view,
+         __global float *lse, long4 lse_view, int4 shape, int4 work)
+{
+    __local float4 sums[WORK_GROUP];
+    __local float2 scales[WORK_GROUP];
+    int num_heads = shape.s0;
+    int head_dim = SHAPE_HEAD_DIM(shape);
+    int head = (int)get_group_id(0) % num_heads, id = (int)get_local_id(0);
+    __global const int *row = meta + work.s0 + (int)get_group_id(0) / num_heads * ROW_INTS;
+    int count = row[ROW_VISIBLE] > 0 ? (row[ROW_VISIBLE] - 1) / SPLIT_TOKENS + 1 : 1;
+    int stride = PARTIAL_STRIDE(head_dim);
+    partials += ((long)row[ROW_PARTIAL] * num_heads + head) * stride;
+    out += out_view.s0 + (long)row[ROW_Q_TOKEN] * out_view.s1 + head * out_view.s2;
+
+    int lanes = 1, length = 1;
+    while (lanes < WORK_GROUP && lanes * 4 < head_dim)
+        lanes *= 2;
+    int runs = WORK_GROUP / lanes;
+    while ((long)length * runs < count)
+        length *= 2;
+    int first = id / lanes * length;
+    for (int quad = id % lanes; quad - id % lanes < (head_dim + 3) / 4; quad += lanes) {
+        bool holds = first < count && quad * 4 < head_dim;
+        fold_node root;
+        root.sum = (float4)(0.0f);
+        root.m = NEGATIVE;
+        root.l = 0.0f;
+        if (holds)
+            root = fold_run(partials, (long)num_heads * stride, first, min(first + length, count), quad, head_dim);
+        for (int width = 1; width < runs; width *= 2) {
+            if (id / lanes % width == 0) {
+                sums[id] = root.sum;
+                scales[id] = (float2)(root.m, root.l);
+            }
+            barrier(CLK_LOCAL_MEM_FENCE);
+            if (id / lanes % (2 * width) == 0 && holds && first + width * length < count) {
+                fold_node right;
+                right.sum = sums[id + width * lanes];
+                right.m = scales[id + width * lanes].x;
+                right.l = scales[id + width * lanes].y;
+                root = fold_pair(root, right);
+            }
+        }
+        if (holds && first == 0)
+            store_output(root, out, quad, head_dim);
+        if (id == 0 && quad == 0 && lse_view.s3)
+            lse[lse_view.s0 + (long)row[ROW_Q_TOKEN] * lse_view.s1 + head * lse_view.s2] =
+                natural_lse(root.m, root.l);
+    }
+}
