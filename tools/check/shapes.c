@@ -105,9 +105,9 @@ static problem_geometry vary(const combination *base, unsigned fixed, uint64_t n
     g.block_size = fit_block_size(g.layout, g.block_size);
     g.num_kv_heads = group * g.head_dim > 1024 ? 1 : kv_heads[n % COUNT(kv_heads)];
     g.num_heads = g.num_kv_heads * group;
-    if (g.view == PROBLEM_NHD && n % 2)
+    if (g.view == PROBLEM_NHD && n % 4 == 1)
         g.view = PROBLEM_HND;
-    g.odd = n % 3 == 1;
+    g.odd = n % 2 == 1;
     g.softmax_scale = n % 4 == 2 ? 0.3f : 0;
     return g;
 }
