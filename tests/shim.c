@@ -97,18 +97,23 @@ static cl_int give(const void *value, size_t size, size_t room, void *out, size_
     return CL_SUCCESS;
 }
 
-static cl_platform_id first_platform(void)
-{
-    cl_platform_id platform = NULL;
-    clGetPlatformIDs(1, &platform, NULL);
-    return platform;
-}
+/* A handle that no driver gave out. */
+static char broken;
+#define BROKEN_PLATFORM ((cl_platform_id)(void *)&broken)
 
 static cl_int CL_API_CALL GetPlatformIDs(cl_uint room, cl_platform_id *out, cl_uint *count)
 {
+    cl_uint found = 0, front = shim.broken_platform ? 1 : 0;
     if (fails(SHIM_GetPlatformIDs))
         return shim.error;
-    return shim.no_platform ? -1001 : clGetPlatformIDs(room, out, count);
+    if (shim.no_platform)
+        return -1001;
+    cl_int error = clGetPlatformIDs(room > front ? room - front : 0, room > front ? out + front : NULL, &found);
+    if (error == CL_SUCCESS && front && room > 0)
+        out[0] = BROKEN_PLATFORM;
+    if (error == CL_SUCCESS && count)
+        *count = found + front;
+    return error;
 }
 
 static cl_int CL_API_CALL GetPlatformInfo(cl_platform_id platform, cl_platform_info what, size_t room, void *out,
@@ -116,19 +121,23 @@ static cl_int CL_API_CALL GetPlatformInfo(cl_platform_id platform, cl_platform_i
 {
     if (fails(SHIM_GetPlatformInfo))
         return shim.error;
-    if (shim.broken_platform && platform == first_platform())
-        return CL_INVALID_PLATFORM;
-    return clGetPlatformInfo(platform, what, room, out, size);
+    return platform == BROKEN_PLATFORM ? CL_INVALID_PLATFORM : clGetPlatformInfo(platform, what, room, out, size);
 }
 
 static cl_int CL_API_CALL GetDeviceIDs(cl_platform_id platform, cl_device_type type, cl_uint room, cl_device_id *out,
                                        cl_uint *count)
 {
+    cl_uint found = 0;
     if (fails(SHIM_GetDeviceIDs))
         return shim.error;
-    if (shim.broken_platform && platform == first_platform())
+    if (platform == BROKEN_PLATFORM)
         return CL_INVALID_PLATFORM;
-    return clGetDeviceIDs(platform, type, room, out, count);
+    cl_int error = clGetDeviceIDs(platform, type, room, out, &found);
+    if (error == CL_SUCCESS && shim.twin_device && out && room > found)
+        out[found++] = out[0];
+    if (count)
+        *count = found;
+    return error;
 }
 
 static cl_int CL_API_CALL GetDeviceInfo(cl_device_id device, cl_device_info what, size_t room, void *out, size_t *size)

@@ -28,7 +28,8 @@ typedef struct shim_state {
     int fail_only;                /* only calls of this entry count towards fail_at; -1 = all */
     cl_int error;                 /* what it fails with */
     bool no_platform;             /* the loader finds none: -1001 */
-    bool broken_platform;         /* the first platform answers every question with an error */
+    bool broken_platform;         /* a platform in front of the others answers every question with an error */
+    bool twin_device;             /* the first device is listed twice */
     const char *driver_version;   /* told instead of the device's; NULL = the device's */
     const char *extensions;       /* likewise */
     cl_ulong max_alloc, local_size;

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #define _XOPEN_SOURCE 700
+#define CL_USE_DEPRECATED_OPENCL_1_2_APIS
 #include "support.h"
 
 #include <dirent.h>
@@ -201,6 +202,48 @@ int support_files(const char *folder, const char *ending, char name[256])
     }
     closedir(listing);
     return count;
+}
+
+char *support_kernels(int answer)
+{
+    static const char text[] = "#include \"common/answer.clh\"\n"
+                               "__kernel void answer(__global int *out)\n{\n    out[0] = ANSWER;\n}\n";
+    char *folder = support_folder(), *common = support_path(folder, "common"),
+         *file = support_path(folder, "answer.cl");
+    assert_int_equal(mkdir(common, 0700), 0);
+    support_write(file, text, strlen(text));
+    support_kernels_edit(folder, answer);
+    free(file);
+    free(common);
+    return folder;
+}
+
+void support_kernels_edit(const char *folder, int answer)
+{
+    char text[64], *file = support_path(folder, "common/answer.clh");
+    snprintf(text, sizeof text, "#define ANSWER %d\n", answer);
+    support_write(file, text, strlen(text));
+    free(file);
+}
+
+int support_answer(kvleaf_device *device, cl_program program)
+{
+    cl_int error = CL_SUCCESS, answer = -1;
+    const size_t one = 1;
+    cl_context context = kvleaf_device_context(device);
+    cl_command_queue queue = clCreateCommandQueue(context, kvleaf_device_id(device), 0, &error);
+    assert_int_equal(error, CL_SUCCESS);
+    cl_mem out = clCreateBuffer(context, CL_MEM_READ_WRITE, sizeof answer, NULL, &error);
+    assert_int_equal(error, CL_SUCCESS);
+    cl_kernel kernel = clCreateKernel(program, "answer", &error);
+    assert_int_equal(error, CL_SUCCESS);
+    assert_int_equal(clSetKernelArg(kernel, 0, sizeof out, &out), CL_SUCCESS);
+    assert_int_equal(clEnqueueNDRangeKernel(queue, kernel, 1, NULL, &one, &one, 0, NULL, NULL), CL_SUCCESS);
+    assert_int_equal(clEnqueueReadBuffer(queue, out, CL_TRUE, 0, sizeof answer, &answer, 0, NULL, NULL), CL_SUCCESS);
+    clReleaseKernel(kernel);
+    clReleaseMemObject(out);
+    clReleaseCommandQueue(queue);
+    return answer;
 }
 
 void support_log(void *user, kvleaf_log_level level, const char *message)

@@ -58,6 +58,12 @@ char *support_slurp(const char *path, size_t *size);
 /* Files in the folder whose names end so; the name of the last one in `name`, if not NULL. */
 int support_files(const char *folder, const char *ending, char name[256]);
 
+/* A folder of kernel sources with answer.cl, whose kernel `answer` writes ANSWER, defined in common/answer.clh, to out[0]. */
+char *support_kernels(int answer);
+void support_kernels_edit(const char *folder, int answer);
+/* Runs `answer` of a program and returns what it wrote. */
+int support_answer(kvleaf_device *device, cl_program program);
+
 /* Log lines of a device: pass support_log and a pointer to one of these. */
 typedef struct support_lines {
     char text[65536]; /* lines, each with a newline; later ones are left out when full */

@@ -172,7 +172,7 @@ static kvleaf_status check_table(const kvleaf_opencl *table)
     return KVLEAF_OK;
 }
 
-static kvleaf_status check_params(const kvleaf_device_params *params)
+kvleaf_status kvl_device_check_params(const kvleaf_device_params *params)
 {
     kvleaf_status status = kvl_check_struct(params, params ? params->struct_size : 0, sizeof *params, "params");
     if (status != KVLEAF_OK)
@@ -219,7 +219,7 @@ static kvleaf_status fill(kvleaf_device *device, const kvleaf_device_params *par
 
 kvleaf_status kvleaf_device_create(const kvleaf_device_params *params, kvleaf_device **out)
 {
-    kvleaf_status status = check_params(params);
+    kvleaf_status status = kvl_device_check_params(params);
     if (status != KVLEAF_OK)
         return status;
     if (!out)

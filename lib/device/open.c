@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Picking a device for a program that has no OpenCL objects of its own. */
-#include "device/device.h"
+#include "device/program.h"
 
 #include <ctype.h>
 #include <stdio.h>
@@ -146,7 +146,7 @@ static kvleaf_status open_candidate(const kvleaf_opencl *cl, const kvleaf_device
 
 kvleaf_status kvleaf_device_open(const kvleaf_device_params *params, kvleaf_device **out)
 {
-    kvleaf_status status = kvl_check_struct(params, params ? params->struct_size : 0, sizeof *params, "params");
+    kvleaf_status status = kvl_device_check_params(params);
     if (status != KVLEAF_OK)
         return status;
     if (!out)

@@ -2,9 +2,13 @@
 #ifndef KVL_PROGRAM_H
 #define KVL_PROGRAM_H
 
-/* How the device layer makes a program: source text, memory cache, disk cache. */
+/* What the files of the device layer share. A program is made from its source text, through the memory cache and the disk
+ * cache. */
 
 #include "device/device.h"
+
+/* What can be said against params before any OpenCL call. */
+kvleaf_status kvl_device_check_params(const kvleaf_device_params *params);
 
 /* The device's programs; destroying releases them all. */
 kvleaf_status kvl_programs_create(kvleaf_device *device);
