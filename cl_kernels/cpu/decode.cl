@@ -101,7 +101,7 @@ typedef const float16 *unit_pointer;
 #define VECTOR_BYTES (LANES * (int)sizeof(KV_ELEM))
 
 /* Scores of a tile of heads against four units. q: the tile's rows. scores: where the first row's go. */
-inline void score_tile(const float *q, const unit_pointer *unit, const unit_pointer *ahead, bool prefetch,
+MUST_INLINE void score_tile(const float *q, const unit_pointer *unit, const unit_pointer *ahead, bool prefetch,
                        float16 *scores)
 {
     float16 sum[STREAMS][TILE_HEADS];
@@ -139,12 +139,12 @@ inline void score_tile(const float *q, const unit_pointer *unit, const unit_poin
 /* Adds the values of one part and up to four units to a tile's accumulators. weights: of the tile's first row and the
  * first unit. tokens: how many of the 64 the row sees; only those are read. vectors: of the part, a constant where this is
  * called; the loops name the larger bound too, so that they unroll before they are inlined. */
-inline void add_values(const float *weights, const unit_pointer *unit, const unit_pointer *ahead, bool prefetch,
+MUST_INLINE void add_values(const float *weights, const unit_pointer *unit, const unit_pointer *ahead, bool prefetch,
                        int tokens, const int vectors, float16 *acc)
 {
     float16 sum[TILE_HEADS][PART_VECTORS];
     UNROLL for (int h = 0; h < TILE_HEADS; h++)
-        UNROLL for (int i = 0; i < PART_VECTORS && i < vectors; i++)
+        EACH_OF(i, PART_VECTORS, vectors)
             sum[h][i] = acc[h * VECTORS + i];
     if (tokens == GROUP_TOKENS) {
         for (int t = 0; t < UNIT_TOKENS; t++) {
@@ -153,17 +153,17 @@ inline void add_values(const float *weights, const unit_pointer *unit, const uni
                     PREFETCH_LINES(ahead[x], t * vectors * VECTOR_BYTES / LINE_BYTES,
                                    (vectors * VECTOR_BYTES + LINE_BYTES - 1) / LINE_BYTES);
                 float16 v[PART_VECTORS];
-                UNROLL for (int i = 0; i < PART_VECTORS && i < vectors; i++)
+                EACH_OF(i, PART_VECTORS, vectors)
                     v[i] = LOAD_UNIT(unit[x], t * vectors + i);
                 UNROLL for (int h = 0; h < TILE_HEADS; h++)
-                    UNROLL for (int i = 0; i < PART_VECTORS && i < vectors; i++)
+                    EACH_OF(i, PART_VECTORS, vectors)
                         sum[h][i] = fma((float16)(weights[h * SPLIT_TOKENS + x * UNIT_TOKENS + t]), v[i], sum[h][i]);
             }
         }
     } else {
         for (int at = 0; at < tokens; at++) {
             int t = at % UNIT_TOKENS;
-            UNROLL for (int i = 0; i < PART_VECTORS && i < vectors; i++) {
+            EACH_OF(i, PART_VECTORS, vectors) {
                 float16 v = LOAD_UNIT(unit[at / UNIT_TOKENS], t * vectors + i);
                 UNROLL for (int h = 0; h < TILE_HEADS; h++)
                     sum[h][i] = fma((float16)(weights[h * SPLIT_TOKENS + at]), v, sum[h][i]);
@@ -171,7 +171,7 @@ inline void add_values(const float *weights, const unit_pointer *unit, const uni
         }
     }
     UNROLL for (int h = 0; h < TILE_HEADS; h++)
-        UNROLL for (int i = 0; i < PART_VECTORS && i < vectors; i++)
+        EACH_OF(i, PART_VECTORS, vectors)
             acc[h * VECTORS + i] = sum[h][i];
 }
 
