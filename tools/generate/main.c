@@ -1,0 +1,236 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* kvleaf-generate: runs requests through a Llama-style model whose attention is kvleaf's. */
+#include <errno.h>
+#include <stdio.h>
+#include <string.h>
+#include <time.h>
+
+#include "common/cli.h"
+#include "scheduler.h"
+
+/* Tokens that the pool holds unless --blocks says otherwise. */
+enum { DEFAULT_POOL_TOKENS = 8192 };
+
+static const char notes[] =
+    "A request is a line of JSON; all but id and tokens may be left out:\n"
+    "  {\"id\": \"a\", \"tokens\": [504, 3575], \"max_new_tokens\": 256, \"temperature\": 0, \"top_p\": 1, \"seed\": 0,\n"
+    "   \"stop_tokens\": [2]}\n"
+    "temperature 0 is greedy. stop_tokens: the model's end tokens, [] for none. Without max_new_tokens a request ends\n"
+    "after 256 tokens, or sooner where the pool or the model's context ends. Sampling draws from xoshiro256** whose\n"
+    "state splitmix64 fills from the request's own seed, one number a token; a request's tokens don't depend on the\n"
+    "other requests. \"n\" and \"beam\" over 1 are refused.\n"
+    "\n"
+    "An answer is a line a request, in the order in which they finish; a stop token is part of tokens:\n"
+    "  {\"id\": \"a\", \"index\": 0, \"tokens\": [7042], \"finish_reason\": \"stop\" or \"length\", \"usage\": {\"prompt\",\n"
+    "   \"cached\", \"generated\", \"peak_blocks\", \"shared_blocks\"}}\n"
+    "or {\"id\": \"a\" or null, \"line\": 1, \"error\": {\"status\", \"message\"}}; the others go on, and the exit code is 1.\n"
+    "\n"
+    "To compare with another implementation, \"teacher\": [ids] feeds these tokens in place of the chosen ones and adds\n"
+    "\"steps\": {\"argmax\", \"margins\", \"top_ids\", \"top_logits\"} to the answer: of each step the best token, its lead over\n"
+    "the second, and the 16 best tokens with their logits.\n"
+    "\n"
+    "--clblast-params: a JSON file {\"Xgemm\": {\"MWG\": 64, ...}} of CLBlast's kernels and their parameters, as its tuners\n"
+    "find them, for a device it has no tuning for; PoCL's CPU devices have theirs built in.";
+
+typedef struct settings {
+    const char *model, *requests, *out, *clblast_params;
+    int max_batch, block_size, blocks, prefill_chunk, kv_dtype;
+    bool stream;
+} settings;
+
+/* Everything that is made on the way and given back at the end. */
+typedef struct run {
+    kvleaf_device *device;
+    compute compute;
+    model model;
+    kvleaf_pool *pool;
+    kvleaf_cache *cache;
+    kvleaf_plan *plan;
+    request_list list;
+    FILE *in, *out;
+    int64_t max_decode_keys;
+    scheduler_totals totals;
+    double load_seconds, run_seconds;
+} run;
+
+static double now(void)
+{
+    struct timespec time;
+
+    timespec_get(&time, TIME_UTC);
+    return (double)time.tv_sec + (double)time.tv_nsec * 1e-9;
+}
+
+static bool make_cache(run *r, const settings *set, failure *error)
+{
+    const model_config *config = &r->model.config;
+    kvleaf_layer layers[4096];
+    int64_t slots = (int64_t)set->blocks * set->block_size;
+    int32_t context = (int32_t)(slots < config->max_positions ? slots : config->max_positions);
+    const kvleaf_pool_params pool = {.struct_size = sizeof pool,
+                                     .num_layers = config->num_layers,
+                                     .num_blocks = set->blocks,
+                                     .block_size = set->block_size,
+                                     .num_kv_heads = config->num_kv_heads,
+                                     .head_dim_k = config->head_dim,
+                                     .dtype = (kvleaf_dtype)set->kv_dtype};
+
+    for (int32_t i = 0; i < config->num_layers; i++)
+        layers[i] = (kvleaf_layer){.num_heads = config->num_heads,
+                                   .num_kv_heads = config->num_kv_heads,
+                                   .head_dim_k = config->head_dim};
+    if (kvleaf_pool_create(r->device, &pool, &r->pool) != KVLEAF_OK)
+        return fail_kvleaf(error, "kvleaf_pool_create");
+    const kvleaf_cache_params cache = {.struct_size = sizeof cache,
+                                       .layers = layers,
+                                       .num_layers = config->num_layers,
+                                       .pools = &r->pool,
+                                       .num_pools = 1,
+                                       .q_dtype = KVLEAF_F32,
+                                       .out_dtype = KVLEAF_F32,
+                                       .max_sequences = set->max_batch + 1,
+                                       .max_context = context};
+    if (kvleaf_cache_create(r->device, &cache, &r->cache) != KVLEAF_OK)
+        return fail_kvleaf(error, "kvleaf_cache_create");
+
+    r->max_decode_keys = (int64_t)set->max_batch * (context + 511) / 512 * 512;
+    const kvleaf_plan_params plan = {.struct_size = sizeof plan,
+                                     .max_entries = set->max_batch,
+                                     .max_tokens = set->prefill_chunk + set->max_batch,
+                                     .max_decode_keys = r->max_decode_keys};
+    if (kvleaf_plan_create(r->cache, &plan, &r->plan) != KVLEAF_OK)
+        return fail_kvleaf(error, "kvleaf_plan_create");
+    return true;
+}
+
+static bool open_files(run *r, const settings *set, failure *error)
+{
+    r->in = strcmp(set->requests, "-") == 0 ? stdin : fopen(set->requests, "r");
+    if (r->in == NULL)
+        return fail(error, "KVLEAF_INVALID", "%s: %s", set->requests, strerror(errno));
+    r->out = strcmp(set->out, "-") == 0 ? stdout : fopen(set->out, "w");
+    if (r->out == NULL)
+        return fail(error, "KVLEAF_INVALID", "%s: %s", set->out, strerror(errno));
+    return true;
+}
+
+static bool run_requests(run *r, const settings *set, failure *error)
+{
+    scheduler_params params = {.max_batch = set->max_batch,
+                                     .prefill_chunk = set->prefill_chunk,
+                                     .num_blocks = set->blocks,
+                                     .block_size = set->block_size,
+                                     .stream = set->stream,
+                                     .progress = true,
+                                     .out = r->out};
+    double start = now();
+
+    /* Requests can't be checked before the vocabulary is known, nor answered before they are read. */
+    if (!model_create(&r->model, &r->compute, set->model, set->prefill_chunk + set->max_batch, set->max_batch, error) ||
+        !make_cache(r, set, error))
+        return false;
+    params.max_decode_keys = r->max_decode_keys;
+    double loaded = now();
+    r->load_seconds = loaded - start;
+    if (!requests_read(&r->list, r->in, &r->model.config, r->out, error))
+        return false;
+    double begin = now();
+    bool right = scheduler_run(&r->list, &r->model, r->cache, r->plan, &params, &r->totals, error);
+    r->run_seconds = now() - begin;
+    r->totals.errors += r->list.errors;
+    if (right && fflush(r->out) != 0)
+        return fail(error, "KVLEAF_INVALID", "%s: %s", set->out, strerror(errno));
+    return right;
+}
+
+static void print_summary(const cli *program, const run *r, const settings *set)
+{
+    const scheduler_totals *totals = &r->totals;
+    double rate = r->run_seconds > 0 ? (double)totals->generated / r->run_seconds : 0;
+    kvleaf_caps caps = {.struct_size = sizeof caps};
+
+    fprintf(stderr,
+            "kvleaf-generate: %d finished, %d errors; %lld prompt and %lld decode rows in %lld steps, %lld tokens in "
+            "%.2f s (%.1f a second); model loaded in %.2f s; %d of %d blocks at most; %lld preemptions\n",
+            (int)totals->finished, (int)totals->errors, (long long)totals->prompt_rows, (long long)totals->decode_rows,
+            (long long)totals->steps, (long long)totals->generated, r->run_seconds, rate, r->load_seconds,
+            (int)totals->peak_blocks, set->blocks, (long long)totals->preemptions);
+    if (!program->json)
+        return;
+    kvleaf_device_query(r->device, &caps);
+    cJSON *outer = cJSON_CreateObject(), *row = cJSON_AddObjectToObject(outer, "summary");
+    cJSON_AddStringToObject(row, "device", caps.device_name);
+    cJSON_AddStringToObject(row, "decode", kvleaf_plan_variant(r->plan, "decode"));
+    cJSON_AddStringToObject(row, "prefill", kvleaf_plan_variant(r->plan, "prefill"));
+    cJSON_AddNumberToObject(row, "finished", totals->finished);
+    cJSON_AddNumberToObject(row, "errors", totals->errors);
+    cJSON_AddNumberToObject(row, "steps", (double)totals->steps);
+    cJSON_AddNumberToObject(row, "prompt_rows", (double)totals->prompt_rows);
+    cJSON_AddNumberToObject(row, "decode_rows", (double)totals->decode_rows);
+    cJSON_AddNumberToObject(row, "generated", (double)totals->generated);
+    cJSON_AddNumberToObject(row, "preemptions", (double)totals->preemptions);
+    cJSON_AddNumberToObject(row, "peak_batch", totals->peak_batch);
+    cJSON_AddNumberToObject(row, "peak_blocks", totals->peak_blocks);
+    cJSON_AddNumberToObject(row, "blocks", set->blocks);
+    cJSON_AddNumberToObject(row, "load_seconds", r->load_seconds);
+    cJSON_AddNumberToObject(row, "seconds", r->run_seconds);
+    cJSON_AddNumberToObject(row, "tokens_per_second", rate);
+    cli_row(outer);
+}
+
+static void release(run *r)
+{
+    kvleaf_plan_destroy(&r->plan);
+    kvleaf_cache_destroy(&r->cache);
+    kvleaf_pool_destroy(&r->pool);
+    requests_release(&r->list);
+    model_destroy(&r->model);
+    compute_destroy(&r->compute);
+    kvleaf_device_destroy(&r->device);
+    if (r->in != NULL && r->in != stdin)
+        fclose(r->in);
+    if (r->out != NULL && r->out != stdout)
+        fclose(r->out);
+}
+
+int main(int argc, char **argv)
+{
+    settings set = {.max_batch = 16, .block_size = 16, .blocks = 0, .prefill_chunk = 256, .kv_dtype = KVLEAF_F32};
+    const cli_option options[] = {
+        {"model", "DIR", "folder with config.json and model.safetensors", CLI_STRING, &set.model, 0, 0, NULL},
+        {"requests", "FILE", "requests, a line of JSON each; - is stdin", CLI_STRING, &set.requests, 0, 0, NULL},
+        {"out", "FILE", "answers, a line of JSON each; - is stdout", CLI_STRING, &set.out, 0, 0, NULL},
+        {"max-batch", "N", "requests running at once", CLI_INT, &set.max_batch, 1, 4096, NULL},
+        {"block-size", "N", "tokens a block", CLI_INT, &set.block_size, 1, 256, NULL},
+        {"blocks", "N", "blocks in the pool; 0 = for 8192 tokens", CLI_INT, &set.blocks, 0, 1 << 24, NULL},
+        {"prefill-chunk", "N", "prompt rows a step", CLI_INT, &set.prefill_chunk, 1, 65536, NULL},
+        {"kv-dtype", "TYPE", "of keys and values in the cache", CLI_CHOICE, &set.kv_dtype, 0, 0, cli_dtypes},
+        {"clblast-params", "FILE", "parameters of CLBlast's kernels", CLI_STRING, &set.clblast_params, 0, 0, NULL},
+        {"stream", NULL, "a line {\"id\", \"index\", \"token\"} a token too", CLI_FLAG, &set.stream, 0, 0, NULL},
+    };
+    cli program = {.name = "kvleaf-generate",
+                   .summary = "Continues token sequences with a Llama-style model, batched continuously over one "
+                              "paged cache.",
+                   .notes = notes,
+                   .options = options,
+                   .num_options = (int)(sizeof options / sizeof *options)};
+    run r = {0};
+    failure error;
+
+    cli_parse(&program, argc, argv);
+    if (set.model == NULL || set.requests == NULL || set.out == NULL)
+        cli_usage(&program, "%s is needed", set.model == NULL ? "--model" : set.requests == NULL ? "--requests" : "--out");
+    if (set.blocks == 0)
+        set.blocks = (DEFAULT_POOL_TOKENS + set.block_size - 1) / set.block_size;
+    if (cli_device_open(&program, &r.device) != KVLEAF_OK)
+        return CLI_FAILED;
+    bool right = open_files(&r, &set, &error) && compute_create(&r.compute, r.device, set.clblast_params, &error) &&
+                 run_requests(&r, &set, &error);
+    if (right)
+        print_summary(&program, &r, &set);
+    else
+        fprintf(stderr, "kvleaf-generate: %s (%s)\n", error.message, error.status);
+    bool clean = right && r.totals.errors == 0;
+    release(&r);
+    return clean ? CLI_OK : CLI_FAILED;
+}

@@ -1,0 +1,68 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include <cjson/cJSON.h>
+
+#include "request.h"
+
+static void print_string(FILE *out, const char *text)
+{
+    cJSON *item = cJSON_CreateString(text);
+    char *json = item ? cJSON_PrintUnformatted(item) : NULL;
+
+    fputs(json ? json : "\"\"", out);
+    cJSON_free(json);
+    cJSON_Delete(item);
+}
+
+void print_request_error(FILE *out, const char *id, int64_t line, const failure *error)
+{
+    fprintf(out, "{\"id\":%s,\"line\":%lld,\"error\":{\"status\":\"%s\",\"message\":", id ? id : "null",
+            (long long)line, error->status);
+    print_string(out, error->message);
+    fputs("}}\n", out);
+    fflush(out);
+}
+
+void print_token(FILE *out, const request *r, int32_t token)
+{
+    fprintf(out, "{\"id\":%s,\"index\":0,\"token\":%d}\n", r->id, (int)token);
+    fflush(out);
+}
+
+static void print_reports(FILE *out, const request *r, int32_t count)
+{
+    fputs(",\"steps\":{\"argmax\":[", out);
+    for (int32_t i = 0; i < count; i++)
+        fprintf(out, i ? ",%d" : "%d", (int)r->reports[i].best[0].token);
+    fputs("],\"margins\":[", out);
+    for (int32_t i = 0; i < count; i++)
+        fprintf(out, i ? ",%.9g" : "%.9g", (double)r->reports[i].best[0].logit - (double)r->reports[i].best[1].logit);
+    fputs("],\"top_ids\":[", out);
+    for (int32_t i = 0; i < count; i++)
+        for (int k = 0; k < REPORTED; k++)
+            fprintf(out, "%s%d%s", k ? "," : i ? ",[" : "[", (int)r->reports[i].best[k].token,
+                    k == REPORTED - 1 ? "]" : "");
+    fputs("],\"top_logits\":[", out);
+    for (int32_t i = 0; i < count; i++)
+        for (int k = 0; k < REPORTED; k++)
+            fprintf(out, "%s%.9g%s", k ? "," : i ? ",[" : "[", (double)r->reports[i].best[k].logit,
+                    k == REPORTED - 1 ? "]" : "");
+    fputs("]}", out);
+}
+
+void print_sample(FILE *out, const request *r, const char *finish_reason)
+{
+    int32_t generated = r->length - r->prompt;
+
+    fprintf(out, "{\"id\":%s,\"index\":0,\"tokens\":[", r->id);
+    for (int32_t i = r->prompt; i < r->length; i++)
+        fprintf(out, i > r->prompt ? ",%d" : "%d", (int)r->tokens[i]);
+    fprintf(out,
+            "],\"finish_reason\":\"%s\",\"usage\":{\"prompt\":%d,\"cached\":%d,\"generated\":%d,\"peak_blocks\":%d,"
+            "\"shared_blocks\":%d}",
+            finish_reason, (int)r->prompt, (int)r->cached, (int)generated, (int)r->peak_blocks,
+            (int)r->shared_blocks);
+    if (r->reports != NULL)
+        print_reports(out, r, generated);
+    fputs("}\n", out);
+    fflush(out);
+}
