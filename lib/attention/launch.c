@@ -24,8 +24,8 @@ static cl_mem table_of(const kvl_engine *engine)
     return engine->now.table ? engine->now.table : engine->meta;
 }
 
-static kvleaf_status launch(kvl_engine *engine, cl_kernel kernel, const kvl_arg *args, int count, const size_t global[2],
-                            size_t work_group, kvl_chain *chain, bool last)
+static kvleaf_status launch(kvl_engine *engine, cl_kernel kernel, const kvl_arg *args, int count,
+                            const size_t global[2], size_t work_group, kvl_chain *chain, bool last)
 {
     kvleaf_status status = kvl_kernel_args(engine->device, kernel, args, count);
     const size_t local[2] = {work_group, 1};
@@ -34,15 +34,17 @@ static kvleaf_status launch(kvl_engine *engine, cl_kernel kernel, const kvl_arg 
 
 #define COUNT(array) ((int)(sizeof(array) / sizeof *(array)))
 
-/* Work-items along the first dimension of append and gather. */
-static size_t token_items(const kvl_chosen *chosen, int32_t tokens)
+/* Work-items of append and gather: a work-group a token and KV head, or, where a work-group takes several tokens, one
+ * for every KV head and run of tokens, heads first. */
+static void token_items(const kvl_chosen *chosen, int32_t tokens, int32_t heads, size_t global[2])
 {
-    int32_t each = chosen->variant->item_tokens ? chosen->variant->item_tokens : 1;
-    return (size_t)kvl_ceil_div(tokens, each) * (size_t)chosen->work_group;
+    int32_t each = chosen->variant->item_tokens;
+    global[0] = each ? (size_t)heads : (size_t)tokens * (size_t)chosen->work_group;
+    global[1] = each ? (size_t)kvl_ceil_div(tokens, each) : (size_t)heads;
 }
 
-kvleaf_status kvl_engine_append(kvl_engine *engine, const kvleaf_tensor *k, const kvleaf_tensor *v, const kvl_view *view,
-                                kvl_chain *chain)
+kvleaf_status kvl_engine_append(kvl_engine *engine, const kvleaf_tensor *k, const kvleaf_tensor *v,
+                                const kvl_view *view, kvl_chain *chain)
 {
     kvleaf_status status = need_step(engine);
     if (status)
@@ -65,11 +67,13 @@ kvleaf_status kvl_engine_append(kvl_engine *engine, const kvleaf_tensor *k, cons
     bound_k.view.s[3] = k->dtype;
     bound_v.view.s[3] = v->dtype;
     cl_int4 shape = shape_of(engine), work = {{now->slots_at, now->total_q, now->num_blocks, 0}};
-    const kvl_arg args[] = {KVL_ARG(bound_k.memory), KVL_ARG(bound_k.view), KVL_ARG(bound_v.memory), KVL_ARG(bound_v.view),
-                            KVL_ARG(view->k),        KVL_ARG(view->k_view), KVL_ARG(view->v),        KVL_ARG(view->v_view),
-                            KVL_ARG(engine->meta),   KVL_ARG(shape),        KVL_ARG(work)};
+    const kvl_arg args[] = {KVL_ARG(bound_k.memory), KVL_ARG(bound_k.view), KVL_ARG(bound_v.memory),
+                            KVL_ARG(bound_v.view),   KVL_ARG(view->k),      KVL_ARG(view->k_view),
+                            KVL_ARG(view->v),        KVL_ARG(view->v_view), KVL_ARG(engine->meta),
+                            KVL_ARG(shape),          KVL_ARG(work)};
     const kvl_chosen *chosen = &engine->chosen[KVL_APPEND];
-    const size_t global[2] = {token_items(chosen, now->total_q), (size_t)geometry->num_kv_heads};
+    size_t global[2];
+    token_items(chosen, now->total_q, geometry->num_kv_heads, global);
     return launch(engine, engine->append, args, COUNT(args), global, (size_t)chosen->work_group, chain, true);
 }
 
@@ -88,11 +92,11 @@ static kvleaf_status run_decode(kvl_engine *engine, const attend_call *call, kvl
     const kvl_chosen *chosen = &engine->chosen[KVL_DECODE];
     size_t group = (size_t)chosen->work_group;
     cl_int4 work = {{now->rows_at, now->splits_at, now->num_splits, now->num_blocks}};
-    const kvl_arg args[] = {KVL_ARG(call->q.memory),    KVL_ARG(call->q.view),      KVL_ARG(call->view->k),
-                            KVL_ARG(call->view->k_view), KVL_ARG(call->view->v),     KVL_ARG(call->view->v_view),
-                            KVL_ARG(call->table),        KVL_ARG(engine->meta),      KVL_ARG(engine->partials),
-                            KVL_ARG(engine->decode_counter), KVL_ARG(call->shape),   KVL_ARG(work),
-                            KVL_ARG(call->scale_log2)};
+    const kvl_arg args[] = {
+        KVL_ARG(call->q.memory),   KVL_ARG(call->q.view),           KVL_ARG(call->view->k), KVL_ARG(call->view->k_view),
+        KVL_ARG(call->view->v),    KVL_ARG(call->view->v_view),     KVL_ARG(call->table),   KVL_ARG(engine->meta),
+        KVL_ARG(engine->partials), KVL_ARG(engine->decode_counter), KVL_ARG(call->shape),   KVL_ARG(work),
+        KVL_ARG(call->scale_log2)};
     size_t global[2] = {(size_t)now->num_splits * group, (size_t)engine->params.geometry.num_kv_heads};
     if (chosen->variant->persistent)
         global[0] = engine->device->caps.compute_units, global[1] = 1;
@@ -100,7 +104,7 @@ static kvleaf_status run_decode(kvl_engine *engine, const attend_call *call, kvl
     if (status)
         return status;
     cl_int4 fold_work = {{now->rows_at, now->num_rows, 0, 0}};
-    const kvl_arg fold_args[] = {KVL_ARG(engine->partials), KVL_ARG(engine->meta),   KVL_ARG(call->out.memory),
+    const kvl_arg fold_args[] = {KVL_ARG(engine->partials), KVL_ARG(engine->meta),     KVL_ARG(call->out.memory),
                                  KVL_ARG(call->out.view),   KVL_ARG(call->lse.memory), KVL_ARG(call->lse.view),
                                  KVL_ARG(call->shape),      KVL_ARG(fold_work)};
     const size_t fold_global[2] = {(size_t)now->num_rows * (size_t)engine->params.geometry.num_heads * group, 1};
@@ -114,14 +118,25 @@ static kvleaf_status run_prefill(kvl_engine *engine, const attend_call *call, kv
     size_t group = (size_t)chosen->work_group;
     cl_int4 work = {{now->entries_at, now->items_at, now->num_items, now->num_blocks}};
     cl_int4 work2 = {{now->claims_at, now->num_claims, engine->tile_queries, engine->tile_heads}};
-    const kvl_arg args[] = {KVL_ARG(call->q.memory),    KVL_ARG(call->q.view),        KVL_ARG(call->view->k),
-                            KVL_ARG(call->view->k_view), KVL_ARG(call->view->v),       KVL_ARG(call->view->v_view),
-                            KVL_ARG(call->table),        KVL_ARG(engine->meta),        KVL_ARG(call->out.memory),
-                            KVL_ARG(call->out.view),     KVL_ARG(call->lse.memory),    KVL_ARG(call->lse.view),
-                            KVL_ARG(engine->prefill_counter), KVL_ARG(call->shape),    KVL_ARG(work),
-                            KVL_ARG(call->scale_log2),   KVL_ARG(work2)};
-    const size_t global[2] = {chosen->variant->persistent ? engine->device->caps.compute_units
-                                                          : (size_t)now->num_items * group, 1};
+    const kvl_arg args[] = {KVL_ARG(call->q.memory),
+                            KVL_ARG(call->q.view),
+                            KVL_ARG(call->view->k),
+                            KVL_ARG(call->view->k_view),
+                            KVL_ARG(call->view->v),
+                            KVL_ARG(call->view->v_view),
+                            KVL_ARG(call->table),
+                            KVL_ARG(engine->meta),
+                            KVL_ARG(call->out.memory),
+                            KVL_ARG(call->out.view),
+                            KVL_ARG(call->lse.memory),
+                            KVL_ARG(call->lse.view),
+                            KVL_ARG(engine->prefill_counter),
+                            KVL_ARG(call->shape),
+                            KVL_ARG(work),
+                            KVL_ARG(call->scale_log2),
+                            KVL_ARG(work2)};
+    const size_t global[2] = {
+        chosen->variant->persistent ? engine->device->caps.compute_units : (size_t)now->num_items * group, 1};
     return launch(engine, engine->prefill, args, COUNT(args), global, group, chain, true);
 }
 
@@ -158,11 +173,12 @@ static kvleaf_status bind_attend(const kvl_engine *engine, const kvleaf_tensor *
     return status;
 }
 
-kvleaf_status kvl_engine_attend(kvl_engine *engine, const kvleaf_tensor *q, const kvl_view *view, const kvleaf_tensor *out,
-                                const kvleaf_tensor *lse, float softmax_scale, kvl_chain *chain)
+kvleaf_status kvl_engine_attend(kvl_engine *engine, const kvleaf_tensor *q, const kvl_view *view,
+                                const kvleaf_tensor *out, const kvleaf_tensor *lse, float softmax_scale,
+                                kvl_chain *chain)
 {
-    attend_call call = {.view = view, .table = table_of(engine), .shape = shape_of(engine),
-                        .scale_log2 = softmax_scale * LOG2E};
+    attend_call call = {
+        .view = view, .table = table_of(engine), .shape = shape_of(engine), .scale_log2 = softmax_scale * LOG2E};
     kvleaf_status status = need_step(engine);
     if (!status)
         status = bind_attend(engine, q, out, lse, &call);
@@ -176,8 +192,8 @@ kvleaf_status kvl_engine_attend(kvl_engine *engine, const kvleaf_tensor *q, cons
     return status;
 }
 
-kvleaf_status kvl_engine_gather(kvl_engine *engine, const kvl_view *view, const kvleaf_tensor *k, const kvleaf_tensor *v,
-                                kvl_chain *chain)
+kvleaf_status kvl_engine_gather(kvl_engine *engine, const kvl_view *view, const kvleaf_tensor *k,
+                                const kvleaf_tensor *v, kvl_chain *chain)
 {
     kvleaf_status status = need_step(engine);
     if (status)
@@ -198,11 +214,13 @@ kvleaf_status kvl_engine_gather(kvl_engine *engine, const kvl_view *view, const 
         return status;
     cl_mem table = table_of(engine);
     cl_int4 shape = shape_of(engine), work = {{now->gather_at, now->num_seqs, now->num_blocks, now->total_k}};
-    const kvl_arg args[] = {KVL_ARG(view->k),         KVL_ARG(view->k_view),  KVL_ARG(view->v),         KVL_ARG(view->v_view),
-                            KVL_ARG(table),           KVL_ARG(engine->meta),  KVL_ARG(bound_k.memory),  KVL_ARG(bound_k.view),
-                            KVL_ARG(bound_v.memory),  KVL_ARG(bound_v.view),  KVL_ARG(shape),           KVL_ARG(work)};
+    const kvl_arg args[] = {KVL_ARG(view->k),        KVL_ARG(view->k_view), KVL_ARG(view->v),
+                            KVL_ARG(view->v_view),   KVL_ARG(table),        KVL_ARG(engine->meta),
+                            KVL_ARG(bound_k.memory), KVL_ARG(bound_k.view), KVL_ARG(bound_v.memory),
+                            KVL_ARG(bound_v.view),   KVL_ARG(shape),        KVL_ARG(work)};
     const kvl_chosen *chosen = &engine->chosen[KVL_GATHER];
-    const size_t global[2] = {token_items(chosen, now->total_k), (size_t)geometry->num_kv_heads};
+    size_t global[2];
+    token_items(chosen, now->total_k, geometry->num_kv_heads, global);
     return launch(engine, engine->gather, args, COUNT(args), global, (size_t)chosen->work_group, chain, true);
 }
 
@@ -214,7 +232,8 @@ static kvleaf_status bind_parts(const kvl_engine *engine, const kvl_merge *merge
     if (!tensor)
         return kvl_fail_null(name);
     if (stride < 0 || stride > INT64_MAX / merge->n / 4)
-        return kvl_fail(KVLEAF_INVALID, name, stride, 0, "%s's part stride %lld is out of range", name, (long long)stride);
+        return kvl_fail(KVLEAF_INVALID, name, stride, 0, "%s's part stride %lld is out of range", name,
+                        (long long)stride);
     kvleaf_tensor last = *tensor;
     last.offset += (uint64_t)(merge->n - 1) * (uint64_t)stride * sizeof(float);
     kvl_expect expect = {name, merge->rows, heads, dim, false};
