@@ -30,13 +30,18 @@ void problem_fail(problem_report *report, const char *format, ...)
     va_end(args);
 }
 
+float problem_spread(double uniform, int32_t head_dim)
+{
+    return (float)(head_dim < 8 ? 1.0 + 0.5 * uniform : 0.5 + 1.5 * uniform);
+}
+
 /* Scores have standard deviation 4 where q has 4 / (2 sqrt(head_dim) scale) and k has 2; uniform values keep small
- * head_dims within 32. V has a mean of its own, so that a row's norm is not left to cancellation. */
+ * head_dims within 32. */
 static float sharp_value(const problem *problem, problem_what what, uint64_t bits)
 {
     double uniform = (double)(bits >> 11) / 4503599627370496.0 - 1.0;
     if (what == PROBLEM_V)
-        return (float)(1.5 * uniform + 0.5);
+        return problem_spread(uniform, problem->geometry.head_dim);
     double deviation = 2;
     if (what == PROBLEM_Q)
         deviation /= sqrt(problem->geometry.head_dim) *
@@ -144,6 +149,7 @@ static bool make_table(problem *problem)
     return true;
 }
 
+/* Packed tiles begin at multiples of 16 bytes, all else anywhere. */
 static void place_kv(problem_array *array, const problem_geometry *g, bool value, int64_t *block_stride)
 {
     int32_t pad = g->odd ? 3 : 0;
@@ -151,9 +157,11 @@ static void place_kv(problem_array *array, const problem_geometry *g, bool value
     array->packed = !g->odd && g->view != PROBLEM_HND;
     if (g->view == PROBLEM_PACKED) {
         int64_t tile = (int64_t)kvleaf_layout_tile(g->layout, g->block_size, g->head_dim);
+        pad = g->odd ? 16 / (int32_t)kvleaf_dtype_size(array->dtype) : 0;
+        array->offset = GUARD + 3 * pad;
         array->head_stride = tile + pad;
         array->token_stride = 0;
-        *block_stride = array->head_stride * g->num_kv_heads + pad;
+        *block_stride = array->head_stride * g->num_kv_heads + 3 * pad;
     } else if (g->view == PROBLEM_HND) {
         array->token_stride = g->head_dim + pad;
         array->head_stride = array->token_stride * g->block_size + pad;
@@ -163,8 +171,8 @@ static void place_kv(problem_array *array, const problem_geometry *g, bool value
         array->token_stride = array->head_stride * g->num_kv_heads + pad;
         *block_stride = array->token_stride * g->block_size + pad;
     }
-    if (g->odd && value) /* K and V differ in all but their block stride */
-        array->offset += 2;
+    if (value) /* K and V differ in all but their block stride */
+        array->offset += 2 * pad;
 }
 
 static bool make_kv(problem *problem)

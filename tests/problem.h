@@ -134,6 +134,9 @@ kvleaf_status problem_merge(kvleaf_device *device, cl_command_queue queue, kvlea
                             problem_report *report);
 
 /* For the files of this module. */
+/* A value of V from a uniform one: with a mean of its own, and of one sign where a row has few elements, since a
+ * relative error says nothing about a row that cancels to almost 0. */
+float problem_spread(double uniform, int32_t head_dim);
 uint64_t problem_hash(uint64_t a, uint64_t b);
 bool problem_array_create(problem_array *array, cl_context context, kvleaf_dtype dtype, int64_t tokens, int32_t heads,
                           int32_t head_dim, bool odd);

@@ -259,9 +259,9 @@ static void fill_merge(merge_case *merge)
                 reference_store(KVLEAF_F32, merge->lses.host, problem_array_at(&merge->lses, token, h, 0),
                                 empty ? -INFINITY : lse);
                 for (int32_t d = 0; d < merge->geometry.head_dim; d++) {
-                    double value = (double)(problem_hash(draw, (uint64_t)d) >> 11) / 4503599627370496.0 - 0.5;
+                    double uniform = (double)(problem_hash(draw, (uint64_t)d) >> 11) / 4503599627370496.0 - 1.0;
                     reference_store(KVLEAF_F32, merge->outs.host, problem_array_at(&merge->outs, token, h, d),
-                                    empty ? NAN : (float)value);
+                                    empty ? NAN : problem_spread(uniform, merge->geometry.head_dim));
                 }
             }
         }
