@@ -62,7 +62,8 @@ typedef struct kvleaf_blocks_stats {
     int32_t pinned;                      /* of used: sources of pending copies that no sequence refers to */
     int32_t sequences;
     int64_t tokens;                      /* extended lengths of all sequences, shared tokens counted once a sequence */
-    int64_t slots_wasted;                /* slots of used blocks that hold no token of any sequence */
+    int64_t slots_wasted;                /* slots of used blocks that hold no token of any sequence; blocks left out
+                                            of free_order are not counted */
     uint64_t copies;                     /* copy-on-write copies handed out since creation */
 } kvleaf_blocks_stats;
 
@@ -94,7 +95,8 @@ KVLEAF_API kvleaf_status kvleaf_blocks_seq_extend(kvleaf_blocks *blocks, kvleaf_
 KVLEAF_API kvleaf_status kvleaf_blocks_can_extend(const kvleaf_blocks *blocks, kvleaf_seq seq, int64_t count,
                                                   bool *out);
 
-/* Makes *child share the first `pos` tokens of `seq`; no block is taken, the partial last one is shared too.
+/* Makes *child share the first `pos` tokens of `seq`, and its `user`; no block is taken, the partial last one is shared
+ * too. Works beside an open step of `seq`.
  * INVALID: pos < 0 or beyond the committed length. TOO_SMALL: max_sequences are live. */
 KVLEAF_API kvleaf_status kvleaf_blocks_seq_fork(kvleaf_blocks *blocks, kvleaf_seq seq, int64_t pos,
                                                 kvleaf_seq *child);
@@ -130,11 +132,13 @@ KVLEAF_API kvleaf_status kvleaf_blocks_step_begin(kvleaf_blocks *blocks, const k
  * call on it. Every copy the manager has pending is listed, whatever sequence it belongs to. */
 KVLEAF_API kvleaf_status kvleaf_blocks_copies(const kvleaf_blocks *blocks, const kvleaf_block_copy **copies,
                                               int32_t *count);
-/* Says that the first `count` pending copies were enqueued or made; their sources are no longer held. */
+/* Says that the first `count` copies of that list were enqueued or made; their sources are no longer held. INVALID:
+ * count < 0 or more than are pending. */
 KVLEAF_API kvleaf_status kvleaf_blocks_copies_done(kvleaf_blocks *blocks, int32_t count);
 
 /* Closes the step. Of each sequence's planned tokens the first accepted[i] (NULL = all) become committed; the rest is
- * truncated, with everything extended behind them. INVALID: accepted[i] < 0 or > num_q[i]; a sequence not in a step. */
+ * truncated, with everything extended behind them; where all are accepted, what is extended behind them stays.
+ * INVALID: accepted[i] < 0 or > num_q[i]; a sequence not in a step; a copy that the tokens rely on is still pending. */
 KVLEAF_API kvleaf_status kvleaf_blocks_step_commit(kvleaf_blocks *blocks, const kvleaf_seq *seqs,
                                                    const int32_t *accepted, int32_t n);
 /* Closes the step without effect: the tokens stay extended and uncomputed. */
