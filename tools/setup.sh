@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-# shellcheck shell=bash
+# shellcheck shell=bash disable=SC2034
 # What tools/demo.sh and tools/test.sh share: install what is missing, make the Python environment, build. Sourced by
 # them, with the project's root as working directory. Every failure is one line on stderr and exit code 1.
 

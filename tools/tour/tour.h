@@ -48,7 +48,8 @@ typedef struct small {
     int32_t heads, dim; /* query heads = KV heads */
 } small;
 
-void small_open(tour *t, small *s, int32_t num_blocks, int32_t block_size, const int32_t *free_order, int32_t free_count);
+void small_open(tour *t, small *s, int32_t num_blocks, int32_t block_size, const int32_t *free_order,
+                int32_t free_count);
 void small_close(small *s);
 /* Adds `count` tokens to the sequence and attends: q, k, v, out [count, heads, dim]. k_back and v_back, where not NULL,
  * receive all of the sequence's K and V, gathered through its table. */
@@ -67,7 +68,7 @@ void figure_samples(tour *t);
 void figure_waste(tour *t);
 void figure_size(tour *t);
 
-/* A few requests in one pool, as a coloured grid on stdout (not with --json) and, where svg_path is not NULL, as SVG. */
+/* A few requests in one pool, as a coloured grid on stdout (not with --json) and, unless svg_path is NULL, as SVG. */
 void tour_picture(tour *t, const char *svg_path);
 
 #endif

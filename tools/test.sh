@@ -1,0 +1,138 @@
+#!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0
+# Installs what is missing, builds into build/ and runs every test. Ends with one line "N passed, N failed, N skipped"
+# and exit code 0, or 1 where something failed or could not be done. Safe to run again.
+set -uo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.." || exit 1
+# shellcheck source=tools/setup.sh
+source tools/setup.sh
+
+usage() {
+    cat <<'END'
+tools/test.sh [--quick]
+
+  --quick   PoCL only, no model: under 3 minutes
+  --help    this text
+END
+}
+
+quick=0
+case ${1-} in
+--quick) quick=1 ;;
+--help | -h) usage && exit 0 ;;
+'') ;;
+*) say "unknown argument: $1" && usage >&2 && exit 2 ;;
+esac
+
+readonly test_packages=(g++ cmake clang-format)
+readonly full_packages=(clang clang-tidy cppcheck mesa-opencl-icd oclgrind intel-opencl-icd)
+readonly logs=$build/test-logs
+
+passed=0 failed=0 skipped=0
+missed=()
+
+# Runs a stage. A last line "N passed, N failed, N skipped" of its output counts as it says; any other output counts as
+# one test by the exit code: 0 passed, 77 skipped with the last line as the reason.
+stage() {
+    local name=$1 log code=0 started counts p=0 f=0 s=0 word
+    shift
+    log=$logs/${name//[^a-z0-9]/-}.log
+    started=$(date +%s%N)
+    "$@" >"$log" 2>&1 </dev/null || code=$?
+    counts=$(tail -n 1 "$log" | grep -xE '[0-9]+ passed, [0-9]+ failed, [0-9]+ skipped')
+    if [ -n "$counts" ]; then
+        read -r p f s < <(tr -dc '0-9 \n' <<<"$counts" | tr -s ' ')
+        [ "$code" -eq 0 ] || [ "$f" -gt 0 ] || f=1
+        [ "$s" -eq 0 ] || missed+=("$name: $(grep -E '^skipped: ' "$log" | sed 's/^skipped: //' | paste -sd ';' -)")
+    elif [ "$code" -eq 0 ]; then
+        p=1
+    elif [ "$code" -eq 77 ]; then
+        s=1
+        missed+=("$name: $(tail -n 1 "$log")")
+    else
+        f=1
+    fi
+    passed=$((passed + p)) failed=$((failed + f)) skipped=$((skipped + s))
+    word=passed
+    [ "$s" -eq 0 ] || [ "$p" -gt 0 ] || word=skipped
+    [ "$f" -eq 0 ] || word=FAILED
+    awk -v name="$name" -v word="$word" -v p="$p" -v f="$f" -v s="$s" -v ns=$(($(date +%s%N) - started)) 'BEGIN {
+        printf "%-8s %7.1f s  %-28s %d passed", word, ns / 1e9, name, p
+        if (f) printf ", %d failed", f
+        if (s) printf ", %d skipped", s
+        printf "\n" }'
+    if [ "$f" -gt 0 ]; then
+        printf -- '--- all output of "%s" ---\n' "$name"
+        cat "$log"
+        printf -- '--- end of "%s" ---\n' "$name"
+    fi
+}
+
+# meson_suite FOLDER ARGUMENTS: runs Meson's tests there and counts their cases.
+meson_suite() {
+    local folder=$1 code=0
+    shift
+    meson test -C "$folder" --no-rebuild --print-errorlogs "$@" || code=$?
+    python3 tests/count_tests.py "$folder"/meson-logs/testlog.json
+    return $code
+}
+
+# check_device ARGUMENTS: kvleaf-check, its JSON summary turned into a line that counts.
+check_device() {
+    local rows=$logs/check.jsonl code=0
+    "$build"/tools/kvleaf-check --json "$@" >"$rows" || code=$?
+    grep -E '"(passed|right)":false|"status":"(failed|skipped)"' "$rows"
+    tail -n 1 "$rows" | python3 -c '
+import json, sys
+row = json.loads(sys.stdin.readline())
+print("seed", row["seed"])
+print("{passed} passed, {failed} failed, {skipped} skipped".format(**row))' || code=1
+    return $code
+}
+
+# The host tests under the sanitizers, in a build of their own. PoCL cannot be looked into, so its leaks do not count.
+sanitized_tests() {
+    build_folder build-asan -Dwarning_level=3 -Dwerror=true -Dtools=false -Db_sanitize=address,undefined \
+        -Db_lundef=false -Dbuildtype=debugoptimized
+    UBSAN_OPTIONS=halt_on_error=1:print_stacktrace=1 meson_suite build-asan --suite host
+}
+
+tidy() {
+    # shellcheck disable=SC2046
+    clang-tidy --quiet -p "$build" --warnings-as-errors='*' $(git ls-files 'lib/*.c') 2>&1 | grep -v 'warnings generated'
+}
+
+install_packages "${build_packages[@]}" "${test_packages[@]}"
+[ $quick -eq 1 ] || install_packages "${full_packages[@]}"
+[ $quick -eq 1 ] || make_venv
+
+# Tests run on PoCL unless a stage says otherwise: other drivers on the machine stay out, whatever they do when loaded.
+if [ -z "${OCL_ICD_VENDORS-}" ] && [ -f /etc/OpenCL/vendors/pocl.icd ]; then
+    export OCL_ICD_VENDORS=/etc/OpenCL/vendors/pocl.icd
+fi
+mkdir -p "$logs"
+build_folder "$build" -Dwarning_level=3 -Dwerror=true
+export XDG_CACHE_HOME=$PWD/$build/cache POCL_CACHE_DIR=$PWD/$build/cache/pocl
+mkdir -p "$POCL_CACHE_DIR"
+"$build"/tools/kvleaf-info >"$logs"/info.log 2>&1 || die "no OpenCL device: $(tail -n 1 "$logs"/info.log)"
+
+stage 'unit tests' meson_suite "$build" --no-suite repository
+stage 'repository' meson_suite "$build" --suite repository
+stage 'kvleaf-check on PoCL' check_device
+stage 'tour of the seed documents' "$build"/tools/kvleaf-tour --svg "$build"/tour.svg
+if [ $quick -eq 0 ]; then
+    stage 'sanitizers' sanitized_tests
+    stage 'clang-tidy' tidy
+    stage 'cppcheck' cppcheck --quiet --error-exitcode=1 --std=c11 -I include -I lib -I cl_kernels --inline-suppr \
+        --enable=warning,performance,portability lib tools
+    stage 'other drivers' bash tests/drivers/run.sh "$build"
+    stage 'offline compile for AMD' python3 tests/check_offline.py amd
+    stage 'offline compile for Intel' python3 tests/check_offline.py intel
+    stage 'the model' .venv/bin/python tests/test_generate.py "$build"
+fi
+
+for reason in "${missed[@]-}"; do
+    [ -z "$reason" ] || printf 'skipped: %s\n' "$reason"
+done
+printf '%d passed, %d failed, %d skipped\n' $passed $failed $skipped
+[ $failed -eq 0 ]
