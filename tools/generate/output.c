@@ -3,8 +3,15 @@
 
 #include "request.h"
 
-static void print_string(FILE *out, const char *text)
+/* A message may quote a piece of the input, cut anywhere: what is not ASCII becomes a question mark. */
+static void print_message(FILE *out, const failure *error)
 {
+    char text[sizeof error->message];
+    size_t i = 0;
+
+    for (; error->message[i] != '\0'; i++)
+        text[i] = (unsigned char)error->message[i] < 0x80 ? error->message[i] : '?';
+    text[i] = '\0';
     cJSON *item = cJSON_CreateString(text);
     char *json = item ? cJSON_PrintUnformatted(item) : NULL;
 
@@ -17,7 +24,7 @@ void print_request_error(FILE *out, const char *id, int64_t line, const failure 
 {
     fprintf(out, "{\"id\":%s,\"line\":%lld,\"error\":{\"status\":\"%s\",\"message\":", id ? id : "null",
             (long long)line, error->status);
-    print_string(out, error->message);
+    print_message(out, error);
     fputs("}}\n", out);
     fflush(out);
 }

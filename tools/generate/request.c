@@ -174,12 +174,28 @@ static bool read_tokens(const cJSON *root, const model_config *config, request *
     return true;
 }
 
+/* The offset of the first byte that is not UTF-8, or -1. Overlong forms pass: they harm nobody here. */
+static int64_t first_bad_byte(const char *text)
+{
+    for (const unsigned char *at = (const unsigned char *)text; *at != 0;) {
+        int more = *at < 0x80 ? 0 : *at >= 0xc2 && *at < 0xe0 ? 1 : *at >= 0xe0 && *at < 0xf0 ? 2 : 3;
+        if ((*at >= 0x80 && *at < 0xc2) || *at > 0xf4)
+            return at - (const unsigned char *)text;
+        for (at++; more > 0; more--, at++)
+            if ((*at & 0xc0) != 0x80)
+                return at - (const unsigned char *)text;
+    }
+    return -1;
+}
+
 /* A request of one line; r->id is set as soon as it is known, for the error line. */
 static bool parse_request(const char *text, const model_config *config, request *r, failure *error)
 {
     const char *end = NULL;
+    int64_t bad = first_bad_byte(text);
+    if (bad >= 0)
+        return fail(error, INVALID, "no JSON: byte %lld of the line is not UTF-8", (long long)bad);
     cJSON *root = cJSON_ParseWithOpts(text, &end, 1);
-
     if (root == NULL)
         return fail(error, INVALID, "no JSON: error at byte %d, near '%.24s'", (int)(end ? end - text : 0),
                     end ? end : "");
