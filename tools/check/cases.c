@@ -318,9 +318,11 @@ void check_run(const check_rig *rig, kvl_operation operation, check_result *resu
         else
             prefill_batch(&batch);
         check_attend(rig, &batch, result);
-        begin(&batch, rig, operation, 1);
-        mixed_batch(&batch);
-        check_attend(rig, &batch, result);
+        if (operation == KVL_PREFILL) {
+            begin(&batch, rig, operation, 1);
+            mixed_batch(&batch);
+            check_attend(rig, &batch, result);
+        }
     } else {
         check_move(rig, operation, result);
     }

@@ -206,7 +206,7 @@ static void print_variant(const kvl_variant *variant, const tally *counts, doubl
     }
     if (counts->tolerance > 0)
         snprintf(error, sizeof(error), "%.1e of %.0e, LSE %2.0f%%", counts->worst, counts->tolerance,
-                 100 * counts->worst_lse);
+                 100 * (counts->worst_lse < 9.99 ? counts->worst_lse : 9.99));
     else if (counts->passed)
         snprintf(error, sizeof(error), "byte for byte");
     const char *word = counts->failed ? "FAILED" : counts->passed ? "passed" : "skipped";
