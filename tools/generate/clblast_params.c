@@ -14,8 +14,8 @@ enum { MAX_PARAMETERS = 32, MAX_FILE_BYTES = 1 << 20 };
 /* Measured on PoCL 3.1 with two AVX-512 cores, where CLBlast 1.5.3 has no tuning of its own: 16 rows
  * of a 1536 x 576 product in 0.44 ms and 256 rows in 4.9 ms (92 GFLOP/s), against 5 to 7 ms and 15 to
  * 20 ms untuned. Vectors of 8: PoCL prefers 256-bit registers and spills wider ones. */
-static const char *const xgemm_names[] = {"GEMMK", "KREG",  "KWG", "KWI", "MDIMA", "MDIMC", "MWG", "NDIMB",
-                                          "NDIMC", "NWG",   "SA",  "SB",  "STRM",  "STRN",  "VWM", "VWN"};
+static const char *const xgemm_names[] = {"GEMMK", "KREG", "KWG", "KWI", "MDIMA", "MDIMC", "MWG", "NDIMB",
+                                          "NDIMC", "NWG",  "SA",  "SB",  "STRM",  "STRN",  "VWM", "VWN"};
 static const size_t xgemm_pocl_cpu[] = {0, 1, 16, 2, 4, 4, 64, 2, 2, 16, 0, 0, 1, 1, 8, 4};
 
 static bool set_parameters(cl_device_id device, const char *kernel, const char *const *names, const size_t *values,
@@ -25,8 +25,7 @@ static bool set_parameters(cl_device_id device, const char *kernel, const char *
 
     for (size_t i = 0; i < count; i++)
         copies[i] = names[i];
-    CLBlastStatusCode status =
-        CLBlastOverrideParameters(device, kernel, CLBlastPrecisionSingle, count, copies, values);
+    CLBlastStatusCode status = CLBlastOverrideParameters(device, kernel, CLBlastPrecisionSingle, count, copies, values);
     if (status != CLBlastSuccess)
         return fail(error, "KVLEAF_INVALID", "CLBlast refuses the parameters of kernel %s with status %d%s", kernel,
                     (int)status, status == CLBlastMissingOverrideParameter ? " (one is missing)" : "");
@@ -60,7 +59,8 @@ static bool set_kernel(cl_device_id device, const cJSON *kernel, const char *pat
 
     if (!cJSON_IsObject(kernel))
         return fail(error, "KVLEAF_INVALID", "%s: %s is no object of parameters", path, kernel->string);
-    cJSON_ArrayForEach (item, kernel) {
+    cJSON_ArrayForEach(item, kernel)
+    {
         if (count == MAX_PARAMETERS)
             return fail(error, "KVLEAF_INVALID", "%s: %s has more than %d parameters", path, kernel->string,
                         (int)MAX_PARAMETERS);
@@ -92,8 +92,7 @@ static bool set_from_file(cl_device_id device, const char *path, failure *error)
         cJSON_Delete(root);
         return fail(error, "KVLEAF_INVALID", "%s: no JSON object", path);
     }
-    cJSON_ArrayForEach (kernel, root)
-        right = right && set_kernel(device, kernel, path, error);
+    cJSON_ArrayForEach(kernel, root) right = right && set_kernel(device, kernel, path, error);
     cJSON_Delete(root);
     return right;
 }

@@ -31,8 +31,11 @@ static bool make_kernels(compute *c, failure *error)
     const struct {
         const char *name;
         cl_kernel *kernel;
-    } rows[] = {{"load_weight", &c->load_weight}, {"embed", &c->embed},       {"rms_norm", &c->rms_norm},
-                {"rope", &c->rope},               {"silu_mul", &c->silu_mul}};
+    } rows[] = {{"load_weight", &c->load_weight},
+                {"embed", &c->embed},
+                {"rms_norm", &c->rms_norm},
+                {"rope", &c->rope},
+                {"silu_mul", &c->silu_mul}};
     cl_int status;
 
     for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {

@@ -157,8 +157,7 @@ static bool read_fields(const cJSON *root, model_config *out, failure *error)
 {
     double epsilon;
 
-    if (!check_kind(root, error) ||
-        !count_field(root, "vocab_size", 0, 1 << 24, &out->vocab_size, error) ||
+    if (!check_kind(root, error) || !count_field(root, "vocab_size", 0, 1 << 24, &out->vocab_size, error) ||
         !count_field(root, "hidden_size", 0, 1 << 20, &out->hidden_size, error) ||
         !count_field(root, "intermediate_size", 0, 1 << 20, &out->intermediate_size, error) ||
         !count_field(root, "num_hidden_layers", 0, 4096, &out->num_layers, error) ||
@@ -175,8 +174,7 @@ static bool read_fields(const cJSON *root, model_config *out, failure *error)
     if (!count_field(root, "head_dim", usual, 256, &out->head_dim, error))
         return false;
     if (out->head_dim > 256 || out->head_dim % 2 != 0)
-        return fail(error, UNSUPPORTED, "config.json: head_dim %d is not an even number up to 256",
-                    (int)out->head_dim);
+        return fail(error, UNSUPPORTED, "config.json: head_dim %d is not an even number up to 256", (int)out->head_dim);
     if (out->num_heads % out->num_kv_heads != 0)
         return fail(error, INVALID, "config.json: num_attention_heads %d is no multiple of num_key_value_heads %d",
                     (int)out->num_heads, (int)out->num_kv_heads);

@@ -7,7 +7,7 @@
 
 /* One sentence about what went wrong; functions that can fail return false and leave it here. */
 typedef struct failure {
-    const char *status;  /* a name of kvleaf_status, such as "KVLEAF_INVALID" */
+    const char *status; /* a name of kvleaf_status, such as "KVLEAF_INVALID" */
     char message[768];
 } failure;
 

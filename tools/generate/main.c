@@ -13,7 +13,8 @@ enum { DEFAULT_POOL_TOKENS = 8192 };
 
 static const char notes[] =
     "A request is a line of JSON; all but id and tokens may be left out:\n"
-    "  {\"id\": \"a\", \"tokens\": [504, 3575], \"max_new_tokens\": 256, \"temperature\": 0, \"top_p\": 1, \"seed\": 0,\n"
+    "  {\"id\": \"a\", \"tokens\": [504, 3575], \"max_new_tokens\": 256, \"temperature\": 0, \"top_p\": 1, \"seed\": "
+    "0,\n"
     "   \"stop_tokens\": [2]}\n"
     "temperature 0 is greedy. stop_tokens: the model's end tokens, [] for none. Without max_new_tokens a request ends\n"
     "after 256 tokens, or sooner where the pool or the model's context ends. Sampling draws from xoshiro256** whose\n"
@@ -21,15 +22,20 @@ static const char notes[] =
     "other requests. \"n\" and \"beam\" over 1 are refused.\n"
     "\n"
     "An answer is a line a request, in the order in which they finish; a stop token is part of tokens:\n"
-    "  {\"id\": \"a\", \"index\": 0, \"tokens\": [7042], \"finish_reason\": \"stop\" or \"length\", \"usage\": {\"prompt\",\n"
+    "  {\"id\": \"a\", \"index\": 0, \"tokens\": [7042], \"finish_reason\": \"stop\" or \"length\", \"usage\": "
+    "{\"prompt\",\n"
     "   \"cached\", \"generated\", \"peak_blocks\", \"shared_blocks\"}}\n"
-    "or {\"id\": \"a\" or null, \"line\": 1, \"error\": {\"status\", \"message\"}}; the others go on, and the exit code is 1.\n"
+    "or {\"id\": \"a\" or null, \"line\": 1, \"error\": {\"status\", \"message\"}}; the others go on, and the exit "
+    "code is 1.\n"
     "\n"
-    "To compare with another implementation, \"teacher\": [ids] feeds these tokens in place of the chosen ones and adds\n"
-    "\"steps\": {\"argmax\", \"margins\", \"top_ids\", \"top_logits\"} to the answer: of each step the best token, its lead over\n"
+    "To compare with another implementation, \"teacher\": [ids] feeds these tokens in place of the chosen ones and "
+    "adds\n"
+    "\"steps\": {\"argmax\", \"margins\", \"top_ids\", \"top_logits\"} to the answer: of each step the best token, its "
+    "lead over\n"
     "the second, and the 16 best tokens with their logits.\n"
     "\n"
-    "--clblast-params: a JSON file {\"Xgemm\": {\"MWG\": 64, ...}} of CLBlast's kernels and their parameters, as its tuners\n"
+    "--clblast-params: a JSON file {\"Xgemm\": {\"MWG\": 64, ...}} of CLBlast's kernels and their parameters, as its "
+    "tuners\n"
     "find them, for a device it has no tuning for; PoCL's CPU devices have theirs built in.";
 
 typedef struct settings {
@@ -76,9 +82,8 @@ static bool make_cache(run *r, const settings *set, failure *error)
                                      .dtype = (kvleaf_dtype)set->kv_dtype};
 
     for (int32_t i = 0; i < config->num_layers; i++)
-        layers[i] = (kvleaf_layer){.num_heads = config->num_heads,
-                                   .num_kv_heads = config->num_kv_heads,
-                                   .head_dim_k = config->head_dim};
+        layers[i] = (kvleaf_layer){
+            .num_heads = config->num_heads, .num_kv_heads = config->num_kv_heads, .head_dim_k = config->head_dim};
     if (kvleaf_pool_create(r->device, &pool, &r->pool) != KVLEAF_OK)
         return fail_kvleaf(error, "kvleaf_pool_create");
     const kvleaf_cache_params cache = {.struct_size = sizeof cache,
@@ -117,12 +122,12 @@ static bool open_files(run *r, const settings *set, failure *error)
 static bool run_requests(run *r, const settings *set, failure *error)
 {
     scheduler_params params = {.max_batch = set->max_batch,
-                                     .prefill_chunk = set->prefill_chunk,
-                                     .num_blocks = set->blocks,
-                                     .block_size = set->block_size,
-                                     .stream = set->stream,
-                                     .progress = true,
-                                     .out = r->out};
+                               .prefill_chunk = set->prefill_chunk,
+                               .num_blocks = set->blocks,
+                               .block_size = set->block_size,
+                               .stream = set->stream,
+                               .progress = true,
+                               .out = r->out};
     double start = now();
 
     /* Requests can't be checked before the vocabulary is known, nor answered before they are read. */
@@ -219,7 +224,10 @@ int main(int argc, char **argv)
 
     cli_parse(&program, argc, argv);
     if (set.model == NULL || set.requests == NULL || set.out == NULL)
-        cli_usage(&program, "%s is needed", set.model == NULL ? "--model" : set.requests == NULL ? "--requests" : "--out");
+        cli_usage(&program, "%s is needed",
+                  set.model == NULL      ? "--model"
+                  : set.requests == NULL ? "--requests"
+                                         : "--out");
     if (set.blocks == 0)
         set.blocks = (DEFAULT_POOL_TOKENS + set.block_size - 1) / set.block_size;
     if (cli_device_open(&program, &r.device) != KVLEAF_OK)

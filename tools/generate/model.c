@@ -5,7 +5,10 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define ARG(value) {sizeof(value), &(value)}
+#define ARG(value)                                                                                                     \
+    {                                                                                                                  \
+        sizeof(value), &(value)                                                                                        \
+    }
 
 static int32_t padded(int32_t rows)
 {
@@ -32,8 +35,7 @@ static bool make_rope_table(model *m, failure *error)
     }
     bool right = compute_buffer(m->compute, bytes, &m->rope_table, error);
     if (right) {
-        cl_int status =
-            clEnqueueWriteBuffer(m->compute->queue, m->rope_table, CL_TRUE, 0, bytes, table, 0, NULL, NULL);
+        cl_int status = clEnqueueWriteBuffer(m->compute->queue, m->rope_table, CL_TRUE, 0, bytes, table, 0, NULL, NULL);
         right = status == CL_SUCCESS || fail_opencl(error, "clEnqueueWriteBuffer", status);
     }
     free(table);
@@ -51,11 +53,11 @@ static bool make_buffers(model *m, failure *error)
         size_t bytes;
         cl_mem *memory;
     } buffers[] = {
-        {rows * hidden * word, &m->hidden},       {rows * hidden * word, &m->normed},
-        {rows * (q + 2 * kv) * word, &m->qkv},    {rows * q * word, &m->attention},
-        {rows * 2 * middle * word, &m->gate_up},  {rows * middle * word, &m->gated},
-        {last * hidden * word, &m->last},         {last * (size_t)config->vocab_size * word, &m->logits},
-        {rows * sizeof(int32_t), &m->tokens},     {rows * sizeof(int32_t), &m->positions},
+        {rows * hidden * word, &m->hidden},      {rows * hidden * word, &m->normed},
+        {rows * (q + 2 * kv) * word, &m->qkv},   {rows * q * word, &m->attention},
+        {rows * 2 * middle * word, &m->gate_up}, {rows * middle * word, &m->gated},
+        {last * hidden * word, &m->last},        {last * (size_t)config->vocab_size * word, &m->logits},
+        {rows * sizeof(int32_t), &m->tokens},    {rows * sizeof(int32_t), &m->positions},
         {last * sizeof(int32_t), &m->picked},
     };
 
@@ -77,7 +79,7 @@ bool model_create(model *m, compute *c, const char *dir, int32_t max_rows, int32
 
 void model_destroy(model *m)
 {
-    cl_mem buffers[] = {m->hidden, m->normed, m->qkv,       m->attention, m->gate_up, m->gated,
+    cl_mem buffers[] = {m->hidden, m->normed, m->qkv,        m->attention, m->gate_up,   m->gated,
                         m->last,   m->logits, m->rope_table, m->tokens,    m->positions, m->picked};
 
     for (size_t i = 0; i < sizeof buffers / sizeof *buffers; i++)
@@ -92,8 +94,7 @@ static bool norm(model *m, cl_mem in, cl_mem weight, cl_mem out, int32_t rows, b
     int n = m->config.hidden_size, use_picked = picked;
     float epsilon = m->config.rms_norm_eps;
     size_t local = m->compute->group, global[2] = {(size_t)rows * local, 1};
-    const kernel_arg args[] = {ARG(in),        ARG(weight),     ARG(n),  ARG(epsilon),
-                               ARG(m->picked), ARG(use_picked), ARG(out)};
+    const kernel_arg args[] = {ARG(in), ARG(weight), ARG(n), ARG(epsilon), ARG(m->picked), ARG(use_picked), ARG(out)};
 
     return compute_run(m->compute, m->compute->rms_norm, "rms_norm", args, 7, global, &local, error);
 }
@@ -148,7 +149,8 @@ static bool run_layer(model *m, kvleaf_plan *plan, int32_t index, int32_t rows, 
 
     return norm(m, m->hidden, w->attention_norm, m->normed, rows, false, error) &&
            multiply(m, m->normed, hidden, w->qkv, q + 2 * kv, m->qkv, rows, false, error) && rotate(m, rows, error) &&
-           attend(m, plan, index, error) && multiply(m, m->attention, q, w->out, hidden, m->hidden, rows, true, error) &&
+           attend(m, plan, index, error) &&
+           multiply(m, m->attention, q, w->out, hidden, m->hidden, rows, true, error) &&
            norm(m, m->hidden, w->mlp_norm, m->normed, rows, false, error) &&
            multiply(m, m->normed, hidden, w->gate_up, 2 * middle, m->gate_up, rows, false, error) &&
            compute_run(m->compute, m->compute->silu_mul, "silu_mul", gate_args, 3, global, NULL, error) &&
@@ -157,8 +159,8 @@ static bool run_layer(model *m, kvleaf_plan *plan, int32_t index, int32_t rows, 
 
 static bool upload(model *m, cl_mem memory, const int32_t *data, int32_t count, failure *error)
 {
-    cl_int status = clEnqueueWriteBuffer(m->compute->queue, memory, CL_TRUE, 0, (size_t)count * sizeof *data, data, 0,
-                                         NULL, NULL);
+    cl_int status =
+        clEnqueueWriteBuffer(m->compute->queue, memory, CL_TRUE, 0, (size_t)count * sizeof *data, data, 0, NULL, NULL);
 
     return status == CL_SUCCESS || fail_opencl(error, "clEnqueueWriteBuffer", status);
 }
@@ -190,9 +192,9 @@ bool model_forward(model *m, kvleaf_plan *plan, const model_step *step, failure 
 bool model_read_logits(model *m, const model_step *step, float *logits, failure *error)
 {
     size_t bytes = (size_t)step->num_logits * (size_t)m->config.vocab_size * sizeof *logits;
-    cl_int status = step->num_logits == 0 ? clFinish(m->compute->queue)
-                                          : clEnqueueReadBuffer(m->compute->queue, m->logits, CL_TRUE, 0, bytes, logits,
-                                                                0, NULL, NULL);
+    cl_int status = step->num_logits == 0
+                        ? clFinish(m->compute->queue)
+                        : clEnqueueReadBuffer(m->compute->queue, m->logits, CL_TRUE, 0, bytes, logits, 0, NULL, NULL);
 
     return status == CL_SUCCESS || fail_opencl(error, "reading the logits", status);
 }

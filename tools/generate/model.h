@@ -30,10 +30,10 @@ typedef struct model {
     compute *compute;
     model_config config;
     model_weights weights;
-    int32_t max_rows, max_logits;                  /* of a step; both padded to ROW_PAD inside */
-    cl_mem hidden, normed, qkv, attention;         /* [max_rows][...] */
+    int32_t max_rows, max_logits;          /* of a step; both padded to ROW_PAD inside */
+    cl_mem hidden, normed, qkv, attention; /* [max_rows][...] */
     cl_mem gate_up, gated;
-    cl_mem last, logits;                           /* [max_logits][hidden], [max_logits][vocab] */
+    cl_mem last, logits; /* [max_logits][hidden], [max_logits][vocab] */
     cl_mem tokens, positions, picked, rope_table;
 } model;
 
@@ -47,7 +47,7 @@ typedef struct model_step {
     int32_t rows;
     const int32_t *tokens, *positions; /* [rows] */
     int32_t num_logits;
-    const int32_t *logit_rows;         /* [num_logits] rows whose next token is wanted */
+    const int32_t *logit_rows; /* [num_logits] rows whose next token is wanted */
 } model_step;
 
 /* Enqueues the step through the open plan. */

@@ -46,13 +46,19 @@ static void print_reports(FILE *out, const request *r, int32_t count)
     fputs("],\"top_ids\":[", out);
     for (int32_t i = 0; i < count; i++)
         for (int k = 0; k < REPORTED; k++)
-            fprintf(out, "%s%d%s", k ? "," : i ? ",[" : "[", (int)r->reports[i].best[k].token,
-                    k == REPORTED - 1 ? "]" : "");
+            fprintf(out, "%s%d%s",
+                    k   ? ","
+                    : i ? ",["
+                        : "[",
+                    (int)r->reports[i].best[k].token, k == REPORTED - 1 ? "]" : "");
     fputs("],\"top_logits\":[", out);
     for (int32_t i = 0; i < count; i++)
         for (int k = 0; k < REPORTED; k++)
-            fprintf(out, "%s%.9g%s", k ? "," : i ? ",[" : "[", (double)r->reports[i].best[k].logit,
-                    k == REPORTED - 1 ? "]" : "");
+            fprintf(out, "%s%.9g%s",
+                    k   ? ","
+                    : i ? ",["
+                        : "[",
+                    (double)r->reports[i].best[k].logit, k == REPORTED - 1 ? "]" : "");
     fputs("]}", out);
 }
 
@@ -66,8 +72,7 @@ void print_sample(FILE *out, const request *r, const char *finish_reason)
     fprintf(out,
             "],\"finish_reason\":\"%s\",\"usage\":{\"prompt\":%d,\"cached\":%d,\"generated\":%d,\"peak_blocks\":%d,"
             "\"shared_blocks\":%d}",
-            finish_reason, (int)r->prompt, (int)r->cached, (int)generated, (int)r->peak_blocks,
-            (int)r->shared_blocks);
+            finish_reason, (int)r->prompt, (int)r->cached, (int)generated, (int)r->peak_blocks, (int)r->shared_blocks);
     if (r->reports != NULL)
         print_reports(out, r, generated);
     fputs("}\n", out);

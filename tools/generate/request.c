@@ -52,8 +52,8 @@ static bool number_field(const cJSON *root, const char *name, double low, double
 }
 
 /* An array of token ids to a new array with room for `room` more. */
-static bool token_array(const cJSON *item, const char *name, int32_t vocab, int32_t room, int32_t **out,
-                        int32_t *count, failure *error)
+static bool token_array(const cJSON *item, const char *name, int32_t vocab, int32_t room, int32_t **out, int32_t *count,
+                        failure *error)
 {
     const cJSON *token;
     int32_t index = 0;
@@ -64,7 +64,8 @@ static bool token_array(const cJSON *item, const char *name, int32_t vocab, int3
     *out = malloc(((size_t)*count + (size_t)room + 1) * sizeof **out);
     if (*out == NULL)
         return fail(error, NO_MEMORY, "no memory for %d tokens", (int)(*count + room));
-    cJSON_ArrayForEach (token, item) {
+    cJSON_ArrayForEach(token, item)
+    {
         if (!cJSON_IsNumber(token))
             return fail(error, INVALID, "%s[%d] is %s, not a token id", name, (int)index, kind_of(token));
         double value = token->valuedouble;
@@ -82,7 +83,8 @@ static bool check_names(const cJSON *root, failure *error)
 {
     const cJSON *item;
 
-    cJSON_ArrayForEach (item, root) {
+    cJSON_ArrayForEach(item, root)
+    {
         bool known = false;
         for (size_t i = 0; i < sizeof known_fields / sizeof *known_fields; i++)
             known = known || strcmp(known_fields[i], item->string) == 0;

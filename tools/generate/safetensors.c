@@ -22,11 +22,10 @@ typedef struct dtype_row {
 } dtype_row;
 
 static const dtype_row dtype_rows[] = {
-    {"F32", WEIGHT_F32, 32},      {"F16", WEIGHT_F16, 16},     {"BF16", WEIGHT_BF16, 16},
-    {"F64", WEIGHT_OTHER, 64},    {"I64", WEIGHT_OTHER, 64},   {"U64", WEIGHT_OTHER, 64},
-    {"I32", WEIGHT_OTHER, 32},    {"U32", WEIGHT_OTHER, 32},   {"I16", WEIGHT_OTHER, 16},
-    {"U16", WEIGHT_OTHER, 16},    {"I8", WEIGHT_OTHER, 8},     {"U8", WEIGHT_OTHER, 8},
-    {"BOOL", WEIGHT_OTHER, 8},    {"F8_E4M3", WEIGHT_OTHER, 8}, {"F8_E5M2", WEIGHT_OTHER, 8},
+    {"F32", WEIGHT_F32, 32},   {"F16", WEIGHT_F16, 16},      {"BF16", WEIGHT_BF16, 16},    {"F64", WEIGHT_OTHER, 64},
+    {"I64", WEIGHT_OTHER, 64}, {"U64", WEIGHT_OTHER, 64},    {"I32", WEIGHT_OTHER, 32},    {"U32", WEIGHT_OTHER, 32},
+    {"I16", WEIGHT_OTHER, 16}, {"U16", WEIGHT_OTHER, 16},    {"I8", WEIGHT_OTHER, 8},      {"U8", WEIGHT_OTHER, 8},
+    {"BOOL", WEIGHT_OTHER, 8}, {"F8_E4M3", WEIGHT_OTHER, 8}, {"F8_E5M2", WEIGHT_OTHER, 8},
 };
 
 size_t weight_dtype_size(weight_dtype dtype)
@@ -59,7 +58,8 @@ static bool read_shape(const cJSON *shape, tensor_entry *entry, uint64_t *elemen
     if (!cJSON_IsArray(shape))
         return fail(error, CORRUPT, "tensor %s: shape is no array", entry->name);
     *elements = 1;
-    cJSON_ArrayForEach (item, shape) {
+    cJSON_ArrayForEach(item, shape)
+    {
         uint64_t extent;
         if (entry->rank == TENSOR_MAX_RANK)
             return fail(error, CORRUPT, "tensor %s: more than %d dimensions", entry->name, TENSOR_MAX_RANK);
@@ -95,8 +95,9 @@ static bool read_entry(const cJSON *item, uint64_t data_start, uint64_t data_siz
         return fail(error, CORRUPT, "tensor %s: data_offsets begin at %llu, behind their end %llu", entry->name,
                     (unsigned long long)begin, (unsigned long long)end);
     if (end > data_size)
-        return fail(error, CORRUPT, "tensor %s: data_offsets end at %llu, but the file has %llu data bytes (cut short?)",
-                    entry->name, (unsigned long long)end, (unsigned long long)data_size);
+        return fail(error, CORRUPT,
+                    "tensor %s: data_offsets end at %llu, but the file has %llu data bytes (cut short?)", entry->name,
+                    (unsigned long long)end, (unsigned long long)data_size);
     if ((end - begin) / (row->bits / 8) != elements || (end - begin) % (row->bits / 8) != 0)
         return fail(error, CORRUPT, "tensor %s: data_offsets hold %llu bytes, but shape and dtype %s take %llu bytes",
                     entry->name, (unsigned long long)(end - begin), row->name,
@@ -154,7 +155,8 @@ static bool read_entries(safetensors *file, const cJSON *header, uint64_t data_s
     file->entries = calloc(names ? names : 1, sizeof *file->entries);
     if (file->entries == NULL)
         return fail(error, "KVLEAF_NO_MEMORY", "no memory for %zu tensor entries", names);
-    cJSON_ArrayForEach (item, header) {
+    cJSON_ArrayForEach(item, header)
+    {
         if (strcmp(item->string, "__metadata__") == 0)
             continue;
         if (same_name_before(file, item->string))

@@ -67,9 +67,9 @@ static void check_fits(scheduler *s, request *r)
     }
     int64_t needed = (int64_t)r->prompt + r->max_new - 1;
     if (needed > slots) {
-        fail(&why, "KVLEAF_NO_BLOCKS",
-             "%d prompt tokens and %d new ones need %d blocks of %d tokens, the pool has %d", (int)r->prompt,
-             (int)r->max_new, (int)blocks_for(s, needed), (int)s->params->block_size, (int)s->params->num_blocks);
+        fail(&why, "KVLEAF_NO_BLOCKS", "%d prompt tokens and %d new ones need %d blocks of %d tokens, the pool has %d",
+             (int)r->prompt, (int)r->max_new, (int)blocks_for(s, needed), (int)s->params->block_size,
+             (int)s->params->num_blocks);
         answer_error(s, r, &why);
     }
 }
@@ -160,8 +160,7 @@ static bool admit(scheduler *s, int32_t *first_waiting)
 
 static void remove_running(scheduler *s, int32_t index)
 {
-    memmove(&s->running[index], &s->running[index + 1],
-            (size_t)(s->num_running - index - 1) * sizeof *s->running);
+    memmove(&s->running[index], &s->running[index + 1], (size_t)(s->num_running - index - 1) * sizeof *s->running);
     s->num_running--;
 }
 
@@ -372,11 +371,12 @@ static bool run_all(scheduler *s)
     return true;
 }
 
-bool scheduler_run(request_list *list, model *m, kvleaf_cache *cache, kvleaf_plan *plan,
-                   const scheduler_params *params, scheduler_totals *totals, failure *error)
+bool scheduler_run(request_list *list, model *m, kvleaf_cache *cache, kvleaf_plan *plan, const scheduler_params *params,
+                   scheduler_totals *totals, failure *error)
 {
     size_t batch = (size_t)params->max_batch, rows = (size_t)m->max_rows, vocab = (size_t)m->config.vocab_size;
-    scheduler s = {.params = params, .totals = totals, .list = list, .m = m, .cache = cache, .plan = plan, .error = error};
+    scheduler s = {
+        .params = params, .totals = totals, .list = list, .m = m, .cache = cache, .plan = plan, .error = error};
 
     memset(totals, 0, sizeof *totals);
     s.running = calloc(batch, sizeof *s.running);

@@ -18,8 +18,8 @@ typedef struct scheduler_params {
     int32_t prefill_chunk; /* prompt rows a step, of all requests together */
     int32_t num_blocks, block_size;
     int64_t max_decode_keys; /* of the plan */
-    bool stream;           /* a line a token too */
-    bool progress;         /* a line on stderr now and then */
+    bool stream;             /* a line a token too */
+    bool progress;           /* a line on stderr now and then */
     FILE *out;
 } scheduler_params;
 
@@ -29,7 +29,7 @@ typedef struct scheduler_totals {
 } scheduler_totals;
 
 /* Runs every request of the list to its end and writes its line. */
-bool scheduler_run(request_list *list, model *m, kvleaf_cache *cache, kvleaf_plan *plan,
-                   const scheduler_params *params, scheduler_totals *totals, failure *error);
+bool scheduler_run(request_list *list, model *m, kvleaf_cache *cache, kvleaf_plan *plan, const scheduler_params *params,
+                   scheduler_totals *totals, failure *error);
 
 #endif

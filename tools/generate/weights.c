@@ -44,13 +44,13 @@ static bool load(loader *l, const char *name, int32_t rows, int32_t columns, cl_
         size_t global[2] = {((size_t)count + TILE - 1) / TILE, ((size_t)width + TILE - 1) / TILE};
         if (!safetensors_read(&l->file, entry, (uint64_t)at * line_bytes, l->host, bytes, l->error))
             return false;
-        cl_int status =
-            clEnqueueWriteBuffer(l->c->queue, l->device, CL_TRUE, 0, bytes, l->host, 0, NULL, NULL);
+        cl_int status = clEnqueueWriteBuffer(l->c->queue, l->device, CL_TRUE, 0, bytes, l->host, 0, NULL, NULL);
         if (status != CL_SUCCESS)
             return fail_opencl(l->error, "clEnqueueWriteBuffer", status);
-        const kernel_arg args[] = {{sizeof(cl_mem), &l->device}, {sizeof count, &count},   {sizeof row_columns, &row_columns},
-                                   {sizeof dtype, &dtype},       {sizeof(cl_mem), &target}, {sizeof outputs, &outputs},
-                                   {sizeof first, &first}};
+        const kernel_arg args[] = {
+            {sizeof(cl_mem), &l->device}, {sizeof count, &count},    {sizeof row_columns, &row_columns},
+            {sizeof dtype, &dtype},       {sizeof(cl_mem), &target}, {sizeof outputs, &outputs},
+            {sizeof first, &first}};
         if (!compute_run(l->c, l->c->load_weight, "load_weight", args, 7, global, NULL, l->error))
             return false;
     }
@@ -76,12 +76,10 @@ static bool load_layer(loader *l, const model_config *m, int32_t index, layer_we
 
 #define NAMED(part) (snprintf(name, sizeof name, prefix, (int)index, part), name)
     return load_vector(l, NAMED("input_layernorm"), hidden, &w->attention_norm) &&
-           load_vector(l, NAMED("post_attention_layernorm"), hidden, &w->mlp_norm) &&
-           matrix(l, hidden, all, &w->qkv) &&
+           load_vector(l, NAMED("post_attention_layernorm"), hidden, &w->mlp_norm) && matrix(l, hidden, all, &w->qkv) &&
            load(l, NAMED("self_attn.q_proj"), q, hidden, w->qkv, all, 0) &&
            load(l, NAMED("self_attn.k_proj"), kv, hidden, w->qkv, all, q) &&
-           load(l, NAMED("self_attn.v_proj"), kv, hidden, w->qkv, all, q + kv) &&
-           matrix(l, q, hidden, &w->out) &&
+           load(l, NAMED("self_attn.v_proj"), kv, hidden, w->qkv, all, q + kv) && matrix(l, q, hidden, &w->out) &&
            load(l, NAMED("self_attn.o_proj"), hidden, q, w->out, hidden, 0) &&
            matrix(l, hidden, (int64_t)2 * middle, &w->gate_up) &&
            load(l, NAMED("mlp.gate_proj"), middle, hidden, w->gate_up, 2 * middle, 0) &&
