@@ -76,7 +76,8 @@ static void force_variants(const check_pass *pass, char *text, size_t size)
     }
 }
 
-static void print_failure(const check_pass *pass, int op, const check_shape *shape, const check_result *result)
+/* `nth`: which failure of the variant it is. */
+static void print_failure(const check_pass *pass, int op, const check_shape *shape, const check_result *result, int nth)
 {
     char described[512], repeat[512];
     int used = 0;
@@ -90,9 +91,13 @@ static void print_failure(const check_pass *pass, int op, const check_shape *sha
         used += snprintf(repeat + used, sizeof(repeat) - (size_t)used, " --device '%s'", state.program.device);
     snprintf(repeat + used, sizeof(repeat) - (size_t)used, "%s%s", state.options.all ? " --all" : "",
              state.options.small ? " --small" : "");
-    fprintf(stderr, "FAILED %s.%s, case %d: %s\n  %s\n  batch (queries:keys causal/none family): %s\n  %s\n",
-            kvl_operation_name((kvl_operation)op), pass->name, shape->index, result->report.text, described,
-            result->batch, repeat);
+    if (nth == MAX_PRINTED + 1 && !state.program.json)
+        fprintf(stderr, "FAILED %s.%s, case %d and maybe more\n", kvl_operation_name((kvl_operation)op), pass->name,
+                shape->index);
+    if (nth <= MAX_PRINTED)
+        fprintf(stderr, "FAILED %s.%s, case %d: %s\n  %s\n  batch (queries:keys causal/none family): %s\n  %s\n",
+                kvl_operation_name((kvl_operation)op), pass->name, shape->index, result->report.text, described,
+                result->batch, repeat);
     if (!state.program.json)
         return;
     cJSON *row = cJSON_CreateObject();
@@ -158,7 +163,7 @@ static void run_operation(check_rig *rig, const check_pass *pass, int op, tally 
     if (usable || !result.report.passed)
         count_result(counts, rig->shape, &result);
     if (!result.report.passed)
-        print_failure(pass, op, rig->shape, &result);
+        print_failure(pass, op, rig->shape, &result, counts->failed);
 }
 
 /* One shape: an attention object, then every operation of the pass that serves it. */
@@ -180,7 +185,7 @@ static void run_shape(check_rig *rig, const check_pass *pass, const kvleaf_caps 
         problem_fail(&result.report, "no attention object: %s: %s", kvleaf_last_error()->message,
                      kvleaf_last_error()->build_log);
         count_result(&counts[op], rig->shape, &result);
-        print_failure(pass, op, rig->shape, &result);
+        print_failure(pass, op, rig->shape, &result, counts[op].failed);
     }
     kvleaf_attention_destroy(&rig->attention);
 }

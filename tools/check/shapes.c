@@ -58,14 +58,18 @@ kvl_geometry check_geometry(const problem_geometry *g)
     return out;
 }
 
-bool check_serves(const check_pass *pass, const kvleaf_caps *caps, const problem_geometry *geometry)
+static int count_served(const check_pass *pass, const kvleaf_caps *caps, const problem_geometry *geometry)
 {
     kvl_geometry asked = check_geometry(geometry);
-    for (int i = 0; i < KVL_OPERATIONS; i++) {
-        if (pass->variants[i] && !pass->variants[i]->refuses(caps, &asked))
-            return true;
-    }
-    return false;
+    int served = 0;
+    for (int i = 0; i < KVL_OPERATIONS; i++)
+        served += pass->variants[i] && !pass->variants[i]->refuses(caps, &asked);
+    return served;
+}
+
+bool check_serves(const check_pass *pass, const kvleaf_caps *caps, const problem_geometry *geometry)
+{
+    return count_served(pass, caps, geometry) > 0;
 }
 
 void check_describe(const problem_geometry *g, char *text, size_t size)
@@ -135,22 +139,36 @@ static bool add(shape_list *list, const problem_geometry *geometry)
     return true;
 }
 
+/* The combination, in the cpu16 layout instead of dim8 where more of the pass's variants serve that. */
+static combination suit(const combination *row, const check_pass *pass, const kvleaf_caps *caps, int32_t largest_dim)
+{
+    combination other = *row;
+    other.layout = KVLEAF_LAYOUT_CPU16;
+    if (row->layout != KVLEAF_LAYOUT_DIM8)
+        return *row;
+    problem_geometry as_it_is = vary(row, pass->fixed, 0, largest_dim);
+    problem_geometry changed = vary(&other, pass->fixed, 0, largest_dim);
+    return count_served(pass, caps, &changed) > count_served(pass, caps, &as_it_is) ? other : *row;
+}
+
 /* `count` shapes of those combinations that the pass serves, divided evenly. */
 static bool add_fixed(shape_list *list, const check_pass *pass, const kvleaf_caps *caps, const combination *rows,
                       int num_rows, int count, int32_t largest_dim)
 {
     int served = 0, done = 0;
     for (int i = 0; i < num_rows; i++) {
-        problem_geometry g = vary(&rows[i], pass->fixed, 0, largest_dim);
+        combination row = suit(&rows[i], pass, caps, largest_dim);
+        problem_geometry g = vary(&row, pass->fixed, 0, largest_dim);
         served += check_serves(pass, caps, &g);
     }
     for (int i = 0, at = 0; i < num_rows; i++) {
-        problem_geometry g = vary(&rows[i], pass->fixed, 0, largest_dim);
+        combination row = suit(&rows[i], pass, caps, largest_dim);
+        problem_geometry g = vary(&row, pass->fixed, 0, largest_dim);
         if (!check_serves(pass, caps, &g))
             continue;
         int until = ++at * count / served;
         for (int k = 0; done < until; done++, k++) {
-            g = vary(&rows[i], pass->fixed, k == 0 ? 0 : (uint64_t)(i + k * 3), largest_dim);
+            g = vary(&row, pass->fixed, k == 0 ? 0 : (uint64_t)(i + k * 3), largest_dim);
             if (!add(list, &g))
                 return false;
         }
