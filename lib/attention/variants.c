@@ -25,6 +25,14 @@ static const char *needs_cpu(const kvleaf_caps *caps, const kvl_geometry *geomet
     return geometry->device_tables ? "serves block tables that the host has checked" : NULL;
 }
 
+/* Rows or 16-token units: what the vector loads of decode and prefill are written for. */
+static const char *needs_cpu_layout(const kvleaf_caps *caps, const kvl_geometry *geometry)
+{
+    if (geometry->layout == KVLEAF_LAYOUT_DIM8)
+        return "reads rows or the cpu16 layout, dim8 is for GPUs";
+    return needs_cpu(caps, geometry);
+}
+
 static const char *needs_paged_cpu(const kvleaf_caps *caps, const kvl_geometry *geometry)
 {
     const char *why = needs_paged(caps, geometry);
@@ -62,7 +70,7 @@ static const kvl_variant decode_table[] = {
     {.family = "decode", .name = "portable_vector", .file = "portable/decode.cl", .kernels = {"kvl_decode", "kvl_fold"},
      .refuses = needs_dim8, .fixed = FIX_ALL, .options = "-DVECTOR_LOADS=1", .work_group = 128, .split_tokens = 256},
     {.family = "decode", .name = "cpu", .file = "cpu/decode.cl", .kernels = {"kvl_decode", "kvl_fold"},
-     .refuses = needs_cpu, .fixed = FIX_ALL, .work_group = 1, .persistent = true, .split_tokens = 512},
+     .refuses = needs_cpu_layout, .fixed = FIX_ALL, .work_group = 1, .persistent = true, .split_tokens = 512},
 };
 
 static const kvl_variant prefill_table[] = {
@@ -71,7 +79,7 @@ static const kvl_variant prefill_table[] = {
     {.family = "prefill", .name = "portable_fixed", .file = "portable/prefill.cl", .kernels = {"kvl_prefill"},
      .refuses = needs_packed, .fixed = FIX_ALL, .work_group = 64, .tile_rows = 16},
     {.family = "prefill", .name = "cpu", .file = "cpu/prefill.cl", .kernels = {"kvl_prefill"},
-     .refuses = needs_cpu, .fixed = FIX_ALL, .work_group = 1, .persistent = true, .tile_rows = 192},
+     .refuses = needs_cpu_layout, .fixed = FIX_ALL, .work_group = 1, .persistent = true, .tile_rows = 192},
 };
 
 static const kvl_variant gather_table[] = {
