@@ -1,0 +1,324 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Protects the disk cache of program binaries: an entry serves exactly the program, device and driver it was made by,
+ * bytes that are not whole never reach a driver, and a folder that can't be used costs a build and nothing else. */
+#define _XOPEN_SOURCE 700
+#include "shim.h"
+#include "support.h"
+
+#include "device/program.h"
+
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/resource.h>
+#include <sys/stat.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+static const char *self; /* argv[0], to run children */
+
+typedef struct fixture {
+    char *kernels, *cache;
+    support_lines lines;
+    kvleaf_device_params params;
+} fixture;
+
+static int setup(void **state)
+{
+    fixture *f = calloc(1, sizeof *f);
+    assert_non_null(f);
+    shim_reset();
+    f->kernels = support_kernels(17);
+    f->cache = support_folder();
+    f->params = support_params();
+    f->params.opencl = shim_table();
+    f->params.kernel_dir = f->kernels;
+    f->params.cache_dir = f->cache;
+    f->params.log = support_log;
+    f->params.log_user = &f->lines;
+    f->params.log_level = KVLEAF_LOG_WARNING;
+    *state = f;
+    return 0;
+}
+
+static int teardown(void **state)
+{
+    fixture *f = *state;
+    assert_int_equal(shim_balance(), 0);
+    support_folder_remove(f->cache);
+    support_folder_remove(f->kernels);
+    free(f);
+    return 0;
+}
+
+/* Builds answer.cl on a new device, checks what it computes, and how it was come by. */
+static void build(fixture *f, const char *options, int answer, bool from_disk)
+{
+    kvleaf_device *device = NULL;
+    cl_program program = NULL;
+    int64_t sources = shim.calls_of[SHIM_CreateProgramWithSource];
+    int64_t binaries = shim.calls_of[SHIM_CreateProgramWithBinary];
+    f->lines = (support_lines){.count = 0};
+    ASSERT_OK(kvleaf_device_open(&f->params, &device));
+    ASSERT_OK(kvl_device_program(device, "answer.cl", options, &program));
+    assert_int_equal(support_answer(device, program), answer);
+    assert_int_equal(shim.calls_of[SHIM_CreateProgramWithSource] - sources, from_disk ? 0 : 1);
+    assert_int_equal(shim.calls_of[SHIM_CreateProgramWithBinary] - binaries, from_disk ? 1 : 0);
+    kvleaf_device_destroy(&device);
+}
+
+static char *only_entry(fixture *f)
+{
+    char name[256];
+    assert_int_equal(support_files(f->cache, "", name), 1);
+    return support_path(f->cache, name);
+}
+
+static void test_second_device_finds_it(void **state)
+{
+    fixture *f = *state;
+    build(f, "", 17, false);
+    build(f, "", 17, true);
+    assert_int_equal(f->lines.count, 0);
+    assert_int_equal(support_files(f->cache, ".bin", NULL), 1);
+}
+
+static void test_everything_that_matters_is_in_the_key(void **state)
+{
+    fixture *f = *state;
+    build(f, "", 17, false);
+    build(f, "-DX=1", 17, false);
+    support_kernels_edit(f->kernels, 18);
+    build(f, "", 18, false);
+    shim.driver_version = "99.1";
+    build(f, "", 18, false);
+    assert_int_equal(support_files(f->cache, ".bin", NULL), 4);
+    build(f, "", 18, true);
+    shim.driver_version = NULL;
+    build(f, "", 18, true);
+    support_kernels_edit(f->kernels, 17);
+    build(f, "", 17, true);
+    build(f, "-DX=1", 17, true);
+}
+
+/* Whatever happened to names, an entry of another driver is told by the key it repeats, and is replaced. */
+static void test_entry_of_another_driver(void **state)
+{
+    fixture *f = *state;
+    size_t size = 0;
+    build(f, "", 17, false);
+    char *path = only_entry(f), *ours = support_slurp(path, &size);
+    assert_int_equal(remove(path), 0);
+    shim.driver_version = "99.1";
+    build(f, "", 17, false);
+    char *other = only_entry(f);
+    assert_string_not_equal(other, path);
+    support_write(other, ours, size);
+    build(f, "", 17, false);
+    assert_non_null(strstr(f->lines.text, "belongs to another"));
+    build(f, "", 17, true);
+    free(other);
+    free(ours);
+    free(path);
+}
+
+static void test_damaged_entries_are_built_again(void **state)
+{
+    fixture *f = *state;
+    size_t size = 0;
+    build(f, "", 17, false);
+    char *path = only_entry(f), *whole = support_slurp(path, &size), *data = malloc(size + 16);
+    const size_t lengths[] = {0, 47, size - 1, size + 16};
+    assert_non_null(data);
+    for (size_t i = 0; i < sizeof lengths / sizeof *lengths; i++) {
+        memset(data, 0, size + 16);
+        memcpy(data, whole, size);
+        support_write(path, data, lengths[i]);
+        build(f, "", 17, false);
+        assert_int_equal(f->lines.count, 1);
+        build(f, "", 17, true);
+    }
+    const size_t places[] = {25, 60, size / 2, size - 1};
+    for (size_t i = 0; i < sizeof places / sizeof *places; i++) {
+        memcpy(data, whole, size);
+        data[places[i]] ^= 0x10;
+        support_write(path, data, size);
+        build(f, "", 17, false);
+        assert_int_equal(f->lines.count, 1);
+        build(f, "", 17, true);
+    }
+    free(data);
+    free(whole);
+    free(path);
+}
+
+/* Every cut and every flipped bit of a small entry, without a driver behind it. */
+static void test_every_bit_counts(void **state)
+{
+    fixture *f = *state;
+    kvleaf_device device = {.cache_dir = f->cache};
+    kvl_text key = {.data = (char *)"key", .size = 3};
+    static const char binary[] = "some bytes of a driver";
+    char *loaded = NULL;
+    size_t size = 0, loaded_size = 0;
+    assert_false(kvl_disk_load(&device, &key, &loaded, &loaded_size));
+    kvl_disk_store(&device, &key, binary, sizeof binary);
+    assert_true(kvl_disk_load(&device, &key, &loaded, &loaded_size));
+    assert_int_equal(loaded_size, sizeof binary);
+    assert_memory_equal(loaded, binary, sizeof binary);
+    kvl_free(NULL, loaded);
+    char *path = only_entry(f), *data = support_slurp(path, &size);
+    for (size_t at = 0; at < size; at++) {
+        support_write(path, data, at);
+        assert_false(kvl_disk_load(&device, &key, &loaded, &loaded_size));
+    }
+    for (size_t bit = 0; bit < size * 8; bit++) {
+        data[bit / 8] ^= (char)(1 << bit % 8);
+        support_write(path, data, size);
+        if (kvl_disk_load(&device, &key, &loaded, &loaded_size))
+            fail_msg("an entry with bit %zu flipped was taken", bit);
+        data[bit / 8] ^= (char)(1 << bit % 8);
+    }
+    support_write(path, data, size);
+    assert_true(kvl_disk_load(&device, &key, &loaded, &loaded_size));
+    kvl_free(NULL, loaded);
+    free(data);
+    free(path);
+}
+
+/* Root writes where the mode forbids it, so a folder that is none and one that can't be made stand in as well. */
+static void test_folder_that_cannot_be_used(void **state)
+{
+    fixture *f = *state;
+    char *file = support_path(f->kernels, "answer.cl"), *below = support_path(f->kernels, "answer.cl/cache");
+    const char *const folders[] = {f->cache, file, below, "/proc/kvleaf-cache"};
+    assert_int_equal(chmod(f->cache, 0500), 0);
+    for (size_t i = 0; i < sizeof folders / sizeof *folders; i++) {
+        f->params.cache_dir = folders[i];
+        build(f, "", 17, false);
+        bool written = i == 0 && support_files(f->cache, "", NULL) == 1;
+        assert_true(written ? f->lines.count == 0 : strstr(f->lines.text, "can't be written") != NULL);
+    }
+    assert_int_equal(chmod(f->cache, 0700), 0);
+    free(below);
+    free(file);
+}
+
+static void test_full_disk(void **state)
+{
+    fixture *f = *state;
+    kvl_logger logger = {support_log, &f->lines, KVLEAF_LOG_WARNING};
+    kvleaf_device device = {.cache_dir = f->cache, .logger = logger};
+    kvl_text key = {.data = (char *)"key", .size = 3};
+    char *binary = calloc(1, 1 << 20), *loaded = NULL;
+    size_t size = 0;
+    struct rlimit before, limit;
+    assert_non_null(binary);
+    assert_int_equal(getrlimit(RLIMIT_FSIZE, &before), 0);
+    limit = before;
+    limit.rlim_cur = 4096;
+    signal(SIGXFSZ, SIG_IGN);
+    assert_int_equal(setrlimit(RLIMIT_FSIZE, &limit), 0);
+    kvl_disk_store(&device, &key, binary, 1 << 20);
+    assert_int_equal(setrlimit(RLIMIT_FSIZE, &before), 0);
+    assert_int_equal(f->lines.count, 1);
+    assert_false(kvl_disk_load(&device, &key, &loaded, &size));
+    assert_int_equal(support_files(f->cache, "", NULL), 0);
+    free(binary);
+}
+
+/* A driver that refuses its own binary, at either step: the source is there. */
+static void test_driver_refuses_the_binary(void **state)
+{
+    static const int entries[] = {SHIM_CreateProgramWithBinary, SHIM_BuildProgram};
+    fixture *f = *state;
+    build(f, "", 17, false);
+    for (size_t i = 0; i < 2; i++) {
+        kvleaf_device *device = NULL;
+        cl_program program = NULL;
+        shim.calls = 0;
+        shim.fail_only = entries[i];
+        shim.fail_at = 1;
+        ASSERT_OK(kvleaf_device_open(&f->params, &device));
+        ASSERT_OK(kvl_device_program(device, "answer.cl", "", &program));
+        assert_int_equal(shim.failed_entry, entries[i]);
+        assert_int_equal(support_answer(device, program), 17);
+        kvleaf_device_destroy(&device);
+        shim.fail_at = 0;
+    }
+    build(f, "", 17, true);
+}
+
+static void test_no_folder_no_file(void **state)
+{
+    fixture *f = *state;
+    f->params.cache_dir = NULL;
+    build(f, "", 17, false);
+    build(f, "", 17, false);
+    assert_int_equal(support_files(f->cache, "", NULL), 0);
+}
+
+/* What one of the cold processes does. */
+static int child(const char *kernels, const char *cache)
+{
+    kvleaf_device_params params = support_params();
+    kvleaf_device *device = NULL;
+    cl_program program = NULL;
+    params.kernel_dir = kernels;
+    params.cache_dir = cache;
+    if (kvleaf_device_open(&params, &device) != KVLEAF_OK ||
+        kvl_device_program(device, "answer.cl", "", &program) != KVLEAF_OK)
+        return 1;
+    int answer = support_answer(device, program);
+    kvleaf_device_destroy(&device);
+    return answer == 17 ? 0 : 2;
+}
+
+static void test_eight_cold_processes(void **state)
+{
+    enum { PROCESSES = 8 };
+    fixture *f = *state;
+    pid_t children[PROCESSES];
+    for (int i = 0; i < PROCESSES; i++) {
+        children[i] = fork();
+        assert_true(children[i] >= 0);
+        if (children[i] == 0) {
+            char own[512];
+            snprintf(own, sizeof own, "%s/pocl%d", f->kernels, i); /* the driver has a cache too */
+            setenv("POCL_CACHE_DIR", own, 1);
+            execl(self, self, f->kernels, f->cache, (char *)NULL);
+            _exit(99);
+        }
+    }
+    for (int i = 0; i < PROCESSES; i++) {
+        int status = -1;
+        assert_int_equal(waitpid(children[i], &status, 0), children[i]);
+        assert_int_equal(status, 0);
+    }
+    assert_int_equal(support_files(f->cache, "", NULL), 1);
+    build(f, "", 17, true);
+    assert_int_equal(f->lines.count, 0);
+}
+
+#define TEST(name) cmocka_unit_test_setup_teardown(name, setup, teardown)
+
+int main(int argc, char **argv)
+{
+    const struct CMUnitTest tests[] = {
+        TEST(test_second_device_finds_it),
+        TEST(test_everything_that_matters_is_in_the_key),
+        TEST(test_entry_of_another_driver),
+        TEST(test_damaged_entries_are_built_again),
+        TEST(test_every_bit_counts),
+        TEST(test_folder_that_cannot_be_used),
+        TEST(test_full_disk),
+        TEST(test_driver_refuses_the_binary),
+        TEST(test_no_folder_no_file),
+        TEST(test_eight_cold_processes),
+    };
+    self = argv[0];
+    if (argc > 2)
+        return child(argv[1], argv[2]);
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
