@@ -72,7 +72,10 @@ static void check_tile(kvleaf_layout layout, int32_t block_size, int32_t head_di
 static void test_twins(void **state)
 {
     (void)state;
-    cl_mem buffer = make_buffer(2 * 256 * 256 * sizeof(uint32_t), random_bytes(2 * 256 * 256 * sizeof(uint32_t)));
+    size_t bytes = 2 * 256 * 256 * sizeof(uint32_t);
+    void *noise = random_bytes(bytes);
+    cl_mem buffer = make_buffer(bytes, noise);
+    free(noise);
     for (int l = 0; l < COUNT(packed); l++) {
         cl_program program = build_twin(packed[l]);
         cl_int error;
