@@ -15,7 +15,7 @@
 
 /* The call answers the status, or the test fails with the last error. */
 #define ASSERT_STATUS(status, call) support_assert((status), (call), #call, __FILE__, __LINE__)
-#define ASSERT_OK(call) ASSERT_STATUS(KVLEAF_OK, call)
+#define ASSERT_OK(call)             ASSERT_STATUS(KVLEAF_OK, call)
 /* It fails so, and the message names the field. */
 #define ASSERT_FAILS(status, named, call)                                                                              \
     (support_assert((status), (call), #call, __FILE__, __LINE__), support_assert_field((named), __FILE__, __LINE__))
@@ -23,8 +23,8 @@
 void support_assert(kvleaf_status expected, kvleaf_status actual, const char *call, const char *file, int line);
 void support_assert_field(const char *field, const char *file, int line);
 
-/* The device tests run on: PoCL, or what KVLEAF_TEST_DEVICE names. support_params gives the params it is opened with, to
- * be changed and opened by the test itself. */
+/* The device tests run on: PoCL, or what KVLEAF_TEST_DEVICE names. support_params gives the params it is opened with,
+ * to be changed and opened by the test itself. */
 kvleaf_device_params support_params(void);
 kvleaf_device *support_device(void);
 cl_command_queue support_queue(kvleaf_device *device);
@@ -58,7 +58,8 @@ char *support_slurp(const char *path, size_t *size);
 /* Files in the folder whose names end so; the name of the last one in `name`, if not NULL. */
 int support_files(const char *folder, const char *ending, char name[256]);
 
-/* A folder of kernel sources with answer.cl, whose kernel `answer` writes ANSWER, defined in common/answer.clh, to out[0]. */
+/* A folder of kernel sources with answer.cl, whose kernel `answer` writes ANSWER, defined in common/answer.clh, to
+ * out[0]. */
 char *support_kernels(int answer);
 void support_kernels_edit(const char *folder, int answer);
 /* Runs `answer` of a program and returns what it wrote. */

@@ -3,8 +3,8 @@
 #define KVL_CHAIN_H
 
 /* Commands of one call, placed on the application's queue one after the other: the first waits on the wait list, each
- * further one on the one before, and the last gives the event. An in-order queue does that by itself, so events are made
- * only where the queue is out-of-order or one was asked for. */
+ * further one on the one before, and the last gives the event. An in-order queue does that by itself, so events are
+ * made only where the queue is out-of-order or one was asked for. */
 
 #include "device/device.h"
 
@@ -12,10 +12,10 @@ typedef struct kvl_chain {
     kvleaf_device *device;
     cl_command_queue queue;
     bool in_order;
-    cl_uint num_wait;          /* what the next command waits on */
+    cl_uint num_wait; /* what the next command waits on */
     const cl_event *wait_list;
-    cl_event *event_out;       /* NULL = no event wanted */
-    cl_event last;             /* of the command before, NULL = none kept */
+    cl_event *event_out; /* NULL = no event wanted */
+    cl_event last;       /* of the command before, NULL = none kept */
     bool gave_event;
 } kvl_chain;
 
@@ -27,12 +27,13 @@ kvleaf_status kvl_chain_begin(kvl_chain *chain, kvleaf_device *device, cl_comman
 kvleaf_status kvl_chain_kernel(kvl_chain *chain, cl_kernel kernel, cl_uint dimensions, const size_t *global,
                                const size_t *local, bool last);
 
-/* Enqueues a write that does not block: `data` must stay until *done (may be NULL) is complete; the caller releases it. */
+/* Enqueues a write that does not block: `data` must stay until *done (may be NULL) is complete; the caller releases it.
+ */
 kvleaf_status kvl_chain_write(kvl_chain *chain, cl_mem buffer, size_t offset, size_t size, const void *data,
                               cl_event *done);
 
-/* Ends the chain, also after a failure: gives the event if that is still owed (a marker), releases what was kept. Returns
- * `status`, or the marker's failure where status was OK. */
+/* Ends the chain, also after a failure: gives the event if that is still owed (a marker), releases what was kept.
+ * Returns `status`, or the marker's failure where status was OK. */
 kvleaf_status kvl_chain_end(kvl_chain *chain, kvleaf_status status);
 
 /* Whether the queue runs its commands in order. */

@@ -19,24 +19,25 @@ struct kvleaf_device {
     kvl_logger logger;
     char *kernel_dir, *cache_dir, *variants; /* NULL where the params had none */
     bool deny_undocumented;
-    kvl_mutex *mutex;                        /* guards references and programs */
+    kvl_mutex *mutex; /* guards references and programs */
     int64_t references;
-    kvl_programs *programs;                  /* built in this context, by source file and options */
+    kvl_programs *programs; /* built in this context, by source file and options */
 };
 
 /* Every object made from a device holds a reference. */
 void kvl_device_retain(kvleaf_device *device);
 void kvl_device_release(kvleaf_device *device);
 
-/* Builds cl_kernels/<file> with the options, or finds it in memory or on disk. The device owns *out, which lives as long
- * as the device. The failed build's source with line numbers goes to the log, its log to the last error. */
+/* Builds cl_kernels/<file> with the options, or finds it in memory or on disk. The device owns *out, which lives as
+ * long as the device. The failed build's source with line numbers goes to the log, its log to the last error. */
 kvleaf_status kvl_device_program(kvleaf_device *device, const char *file, const char *options, cl_program *out);
 
 /* Makes a kernel of a program; the caller releases it. A cl_kernel's arguments race between threads, so it belongs to
  * one plan. */
 kvleaf_status kvl_device_kernel(kvleaf_device *device, cl_program program, const char *name, cl_kernel *out);
 
-/* Makes a device buffer of `size` bytes (at least 4). TOO_SMALL never; UNSUPPORTED over the largest buffer, named `what`. */
+/* Makes a device buffer of `size` bytes (at least 4). TOO_SMALL never; UNSUPPORTED over the largest buffer, named
+ * `what`. */
 kvleaf_status kvl_device_buffer(kvleaf_device *device, const char *what, uint64_t size, cl_mem *out);
 
 /* Checks that exec is usable with this device: struct size, a queue of its context. FOREIGN for another's. */
@@ -49,6 +50,9 @@ typedef struct kvl_arg {
 } kvl_arg;
 kvleaf_status kvl_kernel_args(kvleaf_device *device, cl_kernel kernel, const kvl_arg *args, int count);
 
-#define KVL_ARG(x) { sizeof(x), &(x) }
+#define KVL_ARG(x)                                                                                                     \
+    {                                                                                                                  \
+        sizeof(x), &(x)                                                                                                \
+    }
 
 #endif

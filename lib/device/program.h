@@ -2,8 +2,8 @@
 #ifndef KVL_PROGRAM_H
 #define KVL_PROGRAM_H
 
-/* What the files of the device layer share. A program is made from its source text, through the memory cache and the disk
- * cache. */
+/* What the files of the device layer share. A program is made from its source text, through the memory cache and the
+ * disk cache. */
 
 #include "device/device.h"
 

@@ -10,18 +10,15 @@
 /* What a program is built for. */
 typedef struct kvl_geometry {
     kvleaf_dtype q_dtype, kv_dtype, out_dtype;
-    kvleaf_layout layout;    /* STRIDED, ROWS, CPU16, DIM8 */
+    kvleaf_layout layout; /* STRIDED, ROWS, CPU16, DIM8 */
     int32_t num_heads, num_kv_heads;
     int32_t head_dim;
-    int32_t block_size;      /* 0 = contiguous K/V */
-    bool device_tables;      /* block ids and lengths unknown to the host */
+    int32_t block_size; /* 0 = contiguous K/V */
+    bool device_tables; /* block ids and lengths unknown to the host */
 } kvl_geometry;
 
-enum { /* which of the geometry become constants of the program: -DHEAD_DIM, -DGROUP, -DBLOCK_SIZE */
-    KVL_FIX_HEAD_DIM = 1,
-    KVL_FIX_GROUP = 2,
-    KVL_FIX_BLOCK_SIZE = 4
-};
+/* Which of the geometry become constants of the program: -DHEAD_DIM, -DGROUP, -DBLOCK_SIZE. */
+enum { KVL_FIX_HEAD_DIM = 1, KVL_FIX_GROUP = 2, KVL_FIX_BLOCK_SIZE = 4 };
 
 #define KVL_VARIANT_KERNELS 4
 
@@ -32,30 +29,30 @@ typedef struct kvl_variant {
     const char *kernels[KVL_VARIANT_KERNELS]; /* entry points */
     /* NULL where the variant serves the geometry on the device, else a sentence saying why not. */
     const char *(*refuses)(const kvleaf_caps *caps, const kvl_geometry *geometry);
-    unsigned fixed;                           /* KVL_FIX_... */
-    const char *options;                      /* further options, or NULL */
-    int32_t work_group;                       /* work-items a work-group: halved until it is within the device's and the
-                                                 kernels' limits, then given as -DWORK_GROUP */
-    int32_t min_work_group;                   /* below this the variant does not serve; 0 = 1 */
-    bool persistent;                          /* a work-group a compute unit, taking items from a counter */
-    int32_t split_tokens;                     /* decode: keys of a split, given as -DSPLIT_TOKENS */
-    int32_t item_tokens;                      /* append, gather: tokens a work-group takes; 0 = 1 */
-    int32_t tile_rows;                        /* prefill: query rows times heads of a tile, given as -DTILE_ROWS */
-    bool undocumented;                        /* relies on driver behaviour that no document promises */
+    unsigned fixed;         /* KVL_FIX_... */
+    const char *options;    /* further options, or NULL */
+    int32_t work_group;     /* work-items a work-group: halved until it is within the device's and the
+                               kernels' limits, then given as -DWORK_GROUP */
+    int32_t min_work_group; /* below this the variant does not serve; 0 = 1 */
+    bool persistent;        /* a work-group a compute unit, taking items from a counter */
+    int32_t split_tokens;   /* decode: keys of a split, given as -DSPLIT_TOKENS */
+    int32_t item_tokens;    /* append, gather: tokens a work-group takes; 0 = 1 */
+    int32_t tile_rows;      /* prefill: query rows times heads of a tile, given as -DTILE_ROWS */
+    bool undocumented;      /* relies on driver behaviour that no document promises */
 } kvl_variant;
 
 typedef struct kvl_chosen {
     const kvl_variant *variant;
-    cl_program program;      /* the device's */
-    int32_t work_group;      /* as built */
-    char key[128];           /* "decode.cpu.q_f32.kv_f16.d128.b16" */
+    cl_program program; /* the device's */
+    int32_t work_group; /* as built */
+    char key[128];      /* "decode.cpu.q_f32.kv_f16.d128.b16" */
 } kvl_chosen;
 
 /* The printed key of a variant for a geometry; "contiguous" K/V is b0. */
 void kvl_variant_key(const kvl_variant *variant, const kvl_geometry *geometry, char *key, size_t size);
 
-/* Takes the best variant of the table (device->variants may force one). UNSUPPORTED: none serves; the message gives each
- * one's reason. */
+/* Takes the best variant of the table (device->variants may force one). UNSUPPORTED: none serves; the message gives
+ * each one's reason. */
 kvleaf_status kvl_variant_choose(kvleaf_device *device, const kvl_variant *table, int count,
                                  const kvl_geometry *geometry, kvl_chosen *out);
 

@@ -2,8 +2,8 @@
 #ifndef KVLEAF_TOOLS_CLI_H
 #define KVLEAF_TOOLS_CLI_H
 
-/* What every program of tools/ has in common: its options, the device it opens, JSON rows on stdout, and everything that
- * is for people on stderr. Exit codes: 0 right, 1 wrong result or failure, 2 bad usage. */
+/* What every program of tools/ has in common: its options, the device it opens, JSON rows on stdout, and everything
+ * that is for people on stderr. Exit codes: 0 right, 1 wrong result or failure, 2 bad usage. */
 
 #include <cjson/cJSON.h>
 #include <kvleaf/device.h>
@@ -20,9 +20,9 @@ typedef enum cli_kind {
 } cli_kind;
 
 typedef struct cli_option {
-    const char *name;           /* "kv-heads", without dashes */
-    const char *argument;       /* "N"; NULL for flags */
-    const char *help;           /* one line */
+    const char *name;     /* "kv-heads", without dashes */
+    const char *argument; /* "N"; NULL for flags */
+    const char *help;     /* one line */
     cli_kind kind;
     void *value;                /* of the kind's type; holds the default before and the given value after */
     double low, high;           /* CLI_INT and CLI_FLOAT; both 0 = any */
@@ -37,11 +37,11 @@ typedef struct cli {
     const char *notes;          /* printed below the options, or NULL */
     const cli_option *options;
     int num_options;
-    bool no_device;             /* leaves --device out */
+    bool no_device; /* leaves --device out */
 
-    const char *device;         /* --device, or NULL */
+    const char *device; /* --device, or NULL */
     bool json, verbose;
-    char **arguments;           /* what is no option, in order */
+    char **arguments; /* what is no option, in order */
     int num_arguments;
 } cli;
 
@@ -56,8 +56,8 @@ __attribute__((noreturn, format(printf, 2, 3)))
 void cli_usage(const cli *program, const char *format, ...);
 
 /* Fills the params of the device that --device asks for: KVLEAF_KERNEL_DIR and KVLEAF_VARIANT from the environment, the
- * disk cache in the user's cache folder, warnings (everything with --verbose) to stderr. The strings live as long as the
- * process. */
+ * disk cache in the user's cache folder, warnings (everything with --verbose) to stderr. The strings live as long as
+ * the process. */
 void cli_device_params(const cli *program, kvleaf_device_params *params);
 
 /* Opens that device; on failure says why on stderr. */
@@ -82,7 +82,10 @@ typedef struct cli_shape {
     int q_dtype, kv_dtype; /* kvleaf_dtype */
 } cli_shape;
 
-#define CLI_SHAPE_DEFAULTS { 32, 8, 128, 16, KVLEAF_F16, KVLEAF_F16 }
+#define CLI_SHAPE_DEFAULTS                                                                                             \
+    {                                                                                                                  \
+        32, 8, 128, 16, KVLEAF_F16, KVLEAF_F16                                                                         \
+    }
 
 extern const char *const cli_dtypes[]; /* f16, bf16, f32 in the order of kvleaf_dtype */
 
@@ -93,7 +96,9 @@ extern const char *const cli_dtypes[]; /* f16, bf16, f32 in the order of kvleaf_
         {"head-dim", "N", "elements of a head", CLI_INT, &(shape).head_dim, 1, 256, NULL},                             \
         {"block-size", "N", "tokens of a block; 0 = contiguous K/V", CLI_INT, &(shape).block_size, 0, 256, NULL},      \
         {"q-dtype", "TYPE", "type of q and out", CLI_CHOICE, &(shape).q_dtype, 0, 0, cli_dtypes},                      \
-        {"kv-dtype", "TYPE", "type of K and V", CLI_CHOICE, &(shape).kv_dtype, 0, 0, cli_dtypes}
+    {                                                                                                                  \
+        "kv-dtype", "TYPE", "type of K and V", CLI_CHOICE, &(shape).kv_dtype, 0, 0, cli_dtypes                         \
+    }
 
 /* Bad usage where heads are no multiple of KV heads. */
 void cli_check_shape(const cli *program, const cli_shape *shape);
