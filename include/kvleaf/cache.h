@@ -100,7 +100,8 @@ KVLEAF_API kvleaf_status kvleaf_cache_query(const kvleaf_cache *cache, kvleaf_bl
 /* The cache's block manager, to look at (kvleaf_blocks_refcount); NULL for a null cache. */
 KVLEAF_API const kvleaf_blocks *kvleaf_cache_blocks(const kvleaf_cache *cache);
 
-/* Makes a plan for steps of this cache: programs, staging and work buffers. As kvleaf_attention_create. */
+/* Makes a plan for steps of this cache: programs, staging and work buffers. `params` may be NULL: all defaults. As
+ * kvleaf_attention_create. */
 KVLEAF_API kvleaf_status kvleaf_plan_create(kvleaf_cache *cache, const kvleaf_plan_params *params, kvleaf_plan **out);
 /* NULL is safe; an open step is rolled back; sets *plan to NULL. */
 KVLEAF_API void kvleaf_plan_destroy(kvleaf_plan **plan);

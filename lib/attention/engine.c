@@ -225,28 +225,46 @@ const char *kvl_engine_variant(const kvl_engine *engine, const char *operation)
     return "";
 }
 
-/* A slot whose upload is over, or NULL. */
-static kvleaf_status free_slot(kvl_engine *engine, kvl_slot **out)
+/* Whether a slot's upload is over; then its event is released. */
+static kvleaf_status look_at_slot(kvl_engine *engine, kvl_slot *slot, bool *over)
 {
     const kvleaf_opencl *cl = engine->device->cl;
+    cl_int state = CL_COMPLETE;
+    if (slot->uploaded) {
+        cl_int error =
+            cl->GetEventInfo(slot->uploaded, CL_EVENT_COMMAND_EXECUTION_STATUS, sizeof state, &state, NULL);
+        if (error)
+            return kvl_fail_opencl("clGetEventInfo", error);
+    }
+    *over = state <= CL_COMPLETE;
+    if (*over && slot->uploaded) {
+        cl->ReleaseEvent(slot->uploaded);
+        slot->uploaded = NULL;
+    }
+    if (state >= CL_COMPLETE)
+        return KVLEAF_OK;
+    engine->failure = state;
+    return kvl_fail_device("the upload of an earlier step", state);
+}
+
+/* A slot whose upload is over, or NULL. All are looked at, so that a failure shows at the next step. */
+static kvleaf_status free_slot(kvl_engine *engine, kvl_slot **out)
+{
     *out = NULL;
-    for (int32_t i = 0; i < engine->params.steps_in_flight && !*out; i++) {
-        kvl_slot *slot = &engine->slots[i];
-        if (slot->uploaded) {
-            cl_int state = CL_QUEUED;
-            cl_int error = cl->GetEventInfo(slot->uploaded, CL_EVENT_COMMAND_EXECUTION_STATUS, sizeof state, &state, NULL);
-            if (error)
-                return kvl_fail_opencl("clGetEventInfo", error);
-            if (state > CL_COMPLETE)
-                continue;
-            cl->ReleaseEvent(slot->uploaded);
-            slot->uploaded = NULL;
-            if (state < 0)
-                return kvl_fail_opencl("the upload of an earlier step", state);
-        }
-        *out = slot;
+    for (int32_t i = 0; i < engine->params.steps_in_flight; i++) {
+        bool over = false;
+        kvleaf_status status = look_at_slot(engine, &engine->slots[i], &over);
+        if (status)
+            return status;
+        if (over && !*out)
+            *out = &engine->slots[i];
     }
     return KVLEAF_OK;
+}
+
+cl_int kvl_engine_failure(const kvl_engine *engine)
+{
+    return engine->failure;
 }
 
 kvleaf_status kvl_engine_begin(kvl_engine *engine, const kvl_counts *counts, kvl_staging *out)

@@ -53,6 +53,9 @@ typedef struct kvl_counts {
  * earlier step's upload failed. */
 kvleaf_status kvl_engine_begin(kvl_engine *engine, const kvl_counts *counts, kvl_staging *out);
 
+/* The cl_int of an upload that failed on the device, as seen by kvl_engine_begin; 0 = none did. */
+cl_int kvl_engine_failure(const kvl_engine *engine);
+
 typedef struct kvl_step_seq {
     int32_t q_len, kv_len;      /* kv_len counts this step's tokens */
     int32_t table;              /* entry of the block table where it starts; contiguous: its first token */

@@ -41,6 +41,7 @@ struct kvl_engine {
     int32_t *order;         /* [max_seqs] scratch: sequences by descending prefill work */
     kvl_slot *open;         /* begun and not submitted */
     kvl_schedule begun, now;
+    cl_int failure;         /* of an upload, on the device */
 };
 
 /* Whether the decode family computes a sequence. */

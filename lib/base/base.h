@@ -14,8 +14,8 @@
 
 /* Fill the thread's last error and return its status, so that a check is one line:
  *     return kvl_fail(KVLEAF_INVALID, "num_q", n, limit, "num_q is %d, the limit is %d", n, limit); */
-kvleaf_status kvl_fail(kvleaf_status status, const char *field, int64_t value, int64_t limit,
-                       const char *format, ...) KVL_PRINTF(5, 6);
+kvleaf_status kvl_fail(kvleaf_status status, const char *field, int64_t value, int64_t limit, const char *format, ...)
+    KVL_PRINTF(5, 6);
 /* "field is value, must be low .. high". */
 kvleaf_status kvl_fail_range(const char *field, int64_t value, int64_t low, int64_t high);
 /* "field is null". */
@@ -24,6 +24,8 @@ kvleaf_status kvl_fail_null(const char *field);
 kvleaf_status kvl_fail_memory(size_t bytes);
 /* An OpenCL call that answered `cl_error`; NO_MEMORY for the codes that mean memory, else DEVICE. */
 kvleaf_status kvl_fail_opencl(const char *call, int32_t cl_error);
+/* A command that failed on the device after it was enqueued; always DEVICE. */
+kvleaf_status kvl_fail_device(const char *command, int32_t cl_error);
 /* Adds a build log to the error just made; copied. */
 void kvl_fail_log(const char *build_log);
 /* Checks a params struct: non-null and struct_size equal to `size`. */

@@ -6,8 +6,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define TEXT_SIZE 1024
-#define LOG_SIZE 16384
+#define TEXT_SIZE  1024
+#define LOG_SIZE   16384
 #define FIELD_SIZE 64
 
 /* The library's only global state: one record a thread, with room of its own so that failing never allocates. */
@@ -71,6 +71,12 @@ kvleaf_status kvl_fail_opencl(const char *call, int32_t cl_error)
     return record(memory ? KVLEAF_NO_MEMORY : KVLEAF_DEVICE, call, cl_error, 0, cl_error);
 }
 
+kvleaf_status kvl_fail_device(const char *command, int32_t cl_error)
+{
+    snprintf(last.message, sizeof last.message, "%s failed on the device with OpenCL error %d", command, (int)cl_error);
+    return record(KVLEAF_DEVICE, command, cl_error, 0, cl_error);
+}
+
 void kvl_fail_log(const char *build_log)
 {
     snprintf(last.build_log, sizeof last.build_log, "%s", build_log);
@@ -104,14 +110,15 @@ kvleaf_status kvl_check_struct(const void *params, uint32_t struct_size, size_t 
 const char *kvleaf_status_name(kvleaf_status status)
 {
     static const char *const names[] = {
-        "KVLEAF_OK",      "KVLEAF_INVALID", "KVLEAF_UNSUPPORTED", "KVLEAF_NO_BLOCKS", "KVLEAF_TOO_SMALL", "KVLEAF_FOREIGN",
-        "KVLEAF_STALE",   "KVLEAF_BUSY",    "KVLEAF_NO_MEMORY",   "KVLEAF_CORRUPT",   "KVLEAF_DEVICE",
+        "KVLEAF_OK",        "KVLEAF_INVALID", "KVLEAF_UNSUPPORTED", "KVLEAF_NO_BLOCKS",
+        "KVLEAF_TOO_SMALL", "KVLEAF_FOREIGN", "KVLEAF_STALE",       "KVLEAF_BUSY",
+        "KVLEAF_NO_MEMORY", "KVLEAF_CORRUPT", "KVLEAF_DEVICE",
     };
     int at = -(int)status;
     return at >= 0 && at < (int)(sizeof names / sizeof *names) ? names[at] : "unknown status";
 }
 
-#define STRINGIFY(x) #x
+#define STRINGIFY(x)                 #x
 #define VERSION(major, minor, patch) STRINGIFY(major) "." STRINGIFY(minor) "." STRINGIFY(patch)
 
 const char *kvleaf_version(void)

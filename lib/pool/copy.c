@@ -126,6 +126,15 @@ static kvleaf_status copy_layer(kvl_pool_copier *copier, kvl_chain *chain, cl_me
     return kvl_chain_kernel(chain, copier->kernel, 3, global, local, layer == pool->params.num_layers - 1);
 }
 
+kvleaf_status kvl_pool_copier_chain(kvl_pool_copier *copier, cl_mem pairs, int32_t first_int, int32_t count,
+                                    kvl_chain *chain)
+{
+    kvleaf_status status = KVLEAF_OK;
+    for (int32_t layer = 0; !status && count > 0 && layer < copier->pool->params.num_layers; layer++)
+        status = copy_layer(copier, chain, pairs, first_int, count, layer);
+    return status;
+}
+
 kvleaf_status kvl_pool_copier_run(kvl_pool_copier *copier, cl_mem pairs, int32_t first_int, int32_t count,
                                   cl_command_queue queue, cl_uint num_wait, const cl_event *wait_list,
                                   cl_event *event_out)
@@ -134,9 +143,7 @@ kvleaf_status kvl_pool_copier_run(kvl_pool_copier *copier, cl_mem pairs, int32_t
     kvleaf_status status = kvl_chain_begin(&chain, copier->pool->device, queue, num_wait, wait_list, event_out);
     if (status)
         return status;
-    for (int32_t layer = 0; !status && count > 0 && layer < copier->pool->params.num_layers; layer++)
-        status = copy_layer(copier, &chain, pairs, first_int, count, layer);
-    return kvl_chain_end(&chain, status);
+    return kvl_chain_end(&chain, kvl_pool_copier_chain(copier, pairs, first_int, count, &chain));
 }
 
 enum { MARK_SOURCE = 1, MARK_DESTINATION = 2 };

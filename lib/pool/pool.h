@@ -6,7 +6,7 @@
 
 #include <kvleaf/pool.h>
 
-#include "device/device.h"
+#include "device/chain.h"
 
 typedef struct kvl_pool_copier kvl_pool_copier;
 
@@ -40,5 +40,8 @@ void kvl_pool_copier_destroy(kvl_pool_copier **copier);
 kvleaf_status kvl_pool_copier_run(kvl_pool_copier *copier, cl_mem pairs, int32_t first_int, int32_t count,
                                   cl_command_queue queue, cl_uint num_wait, const cl_event *wait_list,
                                   cl_event *event_out);
+/* The same as the last commands of a chain. */
+kvleaf_status kvl_pool_copier_chain(kvl_pool_copier *copier, cl_mem pairs, int32_t first_int, int32_t count,
+                                    kvl_chain *chain);
 
 #endif

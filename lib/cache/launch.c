@@ -1,0 +1,85 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* What an open step enqueues for a layer. Reads the plan and the tail only, so that it may run beside other calls on
+ * the cache. */
+#include "cache/cache.h"
+
+static kvleaf_status check_call(const kvleaf_plan *plan, int32_t layer, const kvleaf_exec *exec)
+{
+    if (!plan)
+        return kvl_fail_null("plan");
+    if (plan->state == KVL_PLAN_IDLE)
+        return kvl_fail(KVLEAF_INVALID, "plan", 0, 0, "the plan has no open step");
+    if (plan->state == KVL_PLAN_FAILED)
+        return kvl_fail(KVLEAF_INVALID, "plan", 0, 0,
+                        "an append or attend of the step failed: it can only be rolled back");
+    if (layer < 0 || layer >= plan->cache->num_layers)
+        return kvl_fail_range("layer", layer, 0, plan->cache->num_layers - 1);
+    return kvl_check_exec(plan->cache->device, exec);
+}
+
+/* A step without the keys of a layer, or with doubtful ones, must not be committed. */
+static kvleaf_status fail_step(kvleaf_plan *plan, kvleaf_status status)
+{
+    if (status && plan && plan->state == KVL_PLAN_OPEN)
+        plan->state = KVL_PLAN_FAILED;
+    return status;
+}
+
+static kvleaf_status append(kvleaf_plan *plan, int32_t layer, const kvleaf_tensor *k, const kvleaf_tensor *v,
+                            const kvleaf_exec *exec)
+{
+    kvleaf_status status = check_call(plan, layer, exec);
+    if (status)
+        return status;
+    const kvl_cache_layer *at = &plan->cache->layers[layer];
+    if (!at->owns)
+        return kvl_fail(KVLEAF_INVALID, "layer", layer, at->pool_layer,
+                        "layer %d has no keys and values of its own, it reads those of an earlier one", layer);
+    kvl_tail_call call;
+    status = kvl_tail_begin(&plan->cache->tail, exec, &call);
+    if (status)
+        return status;
+    status = kvl_engine_append(plan->engine, k, v, &plan->views[at->pool_layer], &call.chain);
+    return kvl_tail_end(&call, status);
+}
+
+kvleaf_status kvleaf_append(kvleaf_plan *plan, int32_t layer, const kvleaf_tensor *k, const kvleaf_tensor *v,
+                            const kvleaf_exec *exec)
+{
+    return fail_step(plan, append(plan, layer, k, v, exec));
+}
+
+static kvleaf_status attend(kvleaf_plan *plan, int32_t layer, const kvleaf_tensor *q, const kvleaf_tensor *out,
+                            const kvleaf_tensor *lse, const kvleaf_exec *exec)
+{
+    kvleaf_status status = check_call(plan, layer, exec);
+    if (status)
+        return status;
+    const kvl_cache_layer *at = &plan->cache->layers[layer];
+    kvl_tail_call call;
+    status = kvl_tail_begin(&plan->cache->tail, exec, &call);
+    if (status)
+        return status;
+    status = kvl_engine_attend(plan->engine, q, &plan->views[at->pool_layer], out, lse, at->softmax_scale, &call.chain);
+    return kvl_tail_end(&call, status);
+}
+
+kvleaf_status kvleaf_attend(kvleaf_plan *plan, int32_t layer, const kvleaf_tensor *q, const kvleaf_tensor *out,
+                            const kvleaf_tensor *lse, const kvleaf_exec *exec)
+{
+    return fail_step(plan, attend(plan, layer, q, out, lse, exec));
+}
+
+kvleaf_status kvleaf_gather(kvleaf_plan *plan, int32_t layer, const kvleaf_tensor *k, const kvleaf_tensor *v,
+                            const kvleaf_exec *exec)
+{
+    kvleaf_status status = check_call(plan, layer, exec);
+    if (status)
+        return status;
+    kvl_tail_call call;
+    status = kvl_tail_begin(&plan->cache->tail, exec, &call);
+    if (status)
+        return status;
+    status = kvl_engine_gather(plan->engine, &plan->views[plan->cache->layers[layer].pool_layer], k, v, &call.chain);
+    return kvl_tail_end(&call, status);
+}
