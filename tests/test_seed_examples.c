@@ -345,7 +345,7 @@ static void managed_open(managed *m, const int32_t *order, int32_t count)
                                                       .num_pools = 1, .q_dtype = KVLEAF_F32, .out_dtype = KVLEAF_F32,
                                                       .free_order = order, .free_count = count),
                                   &m->cache));
-    ASSERT_OK(kvleaf_plan_create(m->cache, NULL, &m->plan));
+    ASSERT_OK(kvleaf_plan_create(m->cache, kvleaf_plan_params(.max_tokens = 256), &m->plan));
 }
 
 static void managed_close(managed *m)
