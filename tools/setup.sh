@@ -60,7 +60,7 @@ install_packages() {
     fi
     if ! "${as_root[@]}" env DEBIAN_FRONTEND=noninteractive apt-get install -y -q --no-install-recommends \
         "${missing[@]}" >>"$setup_log" 2>&1 </dev/null; then
-        die "could not install ${missing[*]}: $(grep -m1 '^E:' "$setup_log" || echo 'no network?') (all in $setup_log)"
+        die "could not install them: $(grep -m1 '^E:' "$setup_log" || echo 'no network?') (all in $setup_log)"
     fi
 }
 
