@@ -9,7 +9,10 @@
 
 #include "common/cli.h"
 
-enum { MAX_PASSES = 16 };
+enum {
+    MAX_PASSES = 16,
+    MAX_PRINTED = 3 /* failures of a variant that are told at length */
+};
 
 /* What is known of one variant so far. */
 typedef struct tally {
