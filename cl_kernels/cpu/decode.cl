@@ -91,7 +91,7 @@ inline void load_q(__global const Q_ELEM *q, long4 q_view, const piece *now, flo
 typedef __global const KV_ELEM *unit_pointer;
 #define LOAD_UNIT(p, i) LOAD16_KV((p) + (i) * LANES)
 #define PREFETCH_LINES(p, line, count)                                                                                 \
-    UNROLL for (int l = 0; l < (count); l++)                                                                           \
+    EACH_OF(l, 4, count)                                                                                               \
         PREFETCH_NEAR((__global const char *)(p) + ((line) + l) * LINE_BYTES)
 #else
 typedef const float16 *unit_pointer;
@@ -265,7 +265,7 @@ inline void score_piece(const streams *from, const piece *now, long head_stride,
             for (int part = 0; part < PARTS; part++)
                 find_ahead(from->unit + group * STREAMS, now, head_stride, kv, part, ahead + part * STREAMS);
             for (int tile = 0; tile < now->tiles; tile++)
-                score_tile((const float *)(q_rows + PIECE_ROW(kv, tile) * VECTORS), unit, ahead, tile == 0,
+                score_tile((const float *)(q_rows + PIECE_ROW(kv, tile) * VECTORS), unit, ahead, GROUP_TILES == 1 || tile == 0,
                            scores + PIECE_ROW(kv, tile) * SPLIT_UNITS + group * STREAMS);
         }
     }
@@ -287,9 +287,9 @@ inline void sum_piece(const streams *from, const piece *now, long head_stride, c
                     const float *weights = (const float *)(scores + row * SPLIT_UNITS + group * STREAMS);
                     float16 *sums = acc + row * VECTORS + part * PART_VECTORS;
                     if (part < FULL_PARTS)
-                        add_values(weights, unit, ahead, tile == 0, tokens, PART_VECTORS, sums);
+                        add_values(weights, unit, ahead, GROUP_TILES == 1 || tile == 0, tokens, PART_VECTORS, sums);
                     else
-                        add_values(weights, unit, ahead, tile == 0, tokens, LAST_VECTORS, sums);
+                        add_values(weights, unit, ahead, GROUP_TILES == 1 || tile == 0, tokens, LAST_VECTORS, sums);
                 }
             }
         }

@@ -191,22 +191,22 @@ MUST_INLINE void add_values(const float *weights, const unit_pointer *v, int par
         unit_pointer values = v[u] + part * PART;
         int end = min(UNIT_TOKENS, tokens - u * UNIT_TOKENS), open = min(UNIT_TOKENS, all - u * UNIT_TOKENS);
         int t = 0;
-        for (; t + 2 <= open; t += 2) {
+        for (; t + 2 <= open; t += 2, values += 2 * vectors * LANES) {
             UNROLL for (int s = 0; s < 2; s++) {
                 float16 x[PART_VECTORS];
                 EACH_OF(i, PART_VECTORS, vectors)
-                    x[i] = LOAD_UNIT(values, (t + s) * vectors + i);
+                    x[i] = LOAD_UNIT(values, s * vectors + i);
                 UNROLL for (int r = 0; r < ROWS; r++)
                     EACH_OF(i, PART_VECTORS, vectors)
                         sum[r][i] = fma((float16)(weights[r * TILE_TOKENS + t + s]), x[i], sum[r][i]);
             }
         }
-        for (; t < end; t++) {
+        for (; t < end; t++, values += vectors * LANES) {
             UNROLL for (int r = 0; r < ROWS; r++) {
                 int16 seen = (int16)(u * UNIT_TOKENS + t < visible[r] ? -1 : 0);
                 float16 weight = (float16)(weights[r * TILE_TOKENS + t]);
                 EACH_OF(i, PART_VECTORS, vectors)
-                    sum[r][i] = select(sum[r][i], fma(weight, LOAD_UNIT(values, t * vectors + i), sum[r][i]), seen);
+                    sum[r][i] = select(sum[r][i], fma(weight, LOAD_UNIT(values, i), sum[r][i]), seen);
             }
         }
     }
