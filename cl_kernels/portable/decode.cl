@@ -2,10 +2,11 @@
 #line 1 "cl_kernels/portable/decode.cl"
 /* Decode on any device: split attention of single query rows, and the fold of the splits.
  *
- * A work-group takes one split of one row for one KV head, and the query heads of that group four at a time as a float4.
- * For the scores a work-item holds a few tokens and walks the dims, so that a query element read from local memory serves
- * all of them; for the values it holds eight dims and walks the tokens. Both walks keep the loads of their next step in
- * flight. A split's end is a fixed position, and nothing here depends on how many work-groups run or where blocks lie. */
+ * A work-group takes one split of one row for one KV head, and the query heads of that group four at a time as a
+ * float4. For the scores a work-item holds a few tokens and walks the dims, so that a query element read from local
+ * memory serves all of them; for the values it holds eight dims and walks the tokens. Both walks keep the loads of
+ * their next step in flight. A split's end is a fixed position, and nothing here depends on how many work-groups run or
+ * where blocks lie. */
 #include "common/config.clh"
 #include "common/dtypes.clh"
 #include "common/fold.clh"
