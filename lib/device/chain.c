@@ -71,11 +71,17 @@ kvleaf_status kvl_chain_write(kvl_chain *chain, cl_mem buffer, size_t offset, si
                                           chain->wait_list, done ? &event : out);
     if (error)
         return kvl_fail_opencl("clEnqueueWriteBuffer", error);
-    if (done) {
-        *done = event;
-        cl->RetainEvent(event);
+    if (done && !chain->in_order) { /* two owners */
+        error = cl->RetainEvent(event);
+        if (error) { /* without a second reference nothing else keeps `data` from being changed under the write */
+            cl->WaitForEvents(1, &event);
+            cl->ReleaseEvent(event);
+            return kvl_fail_opencl("clRetainEvent", error);
+        }
     }
-    advance(chain, event, false);
+    if (done)
+        *done = event;
+    advance(chain, chain->in_order ? NULL : event, false);
     return KVLEAF_OK;
 }
 

@@ -1,0 +1,480 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#define CL_USE_DEPRECATED_OPENCL_1_2_APIS
+#include "rig.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+enum { GUARD_ROWS = 3, CANARY = 0x5a };
+
+rig_params rig_defaults(void)
+{
+    return (rig_params){
+        .q_dtype = KVLEAF_F32,
+        .kv_dtype = KVLEAF_F32,
+        .out_dtype = KVLEAF_F32,
+        .num_layers = 2,
+        .num_heads = 4,
+        .num_kv_heads = 2,
+        .head_dim = 16,
+        .block_size = 4,
+        .num_blocks = 64,
+        .max_sequences = 16,
+        .max_entries = 16,
+        .max_tokens = 256,
+        .steps_in_flight = 4,
+    };
+}
+
+kvleaf_status rig_make_pool(rig *r)
+{
+    return kvleaf_pool_create(r->device,
+                              kvleaf_pool_params(.num_layers = r->pool_layers, .num_blocks = r->p.num_blocks,
+                                                 .block_size = r->p.block_size, .num_kv_heads = r->p.num_kv_heads,
+                                                 .head_dim_k = r->p.head_dim, .dtype = r->p.kv_dtype,
+                                                 .layout = r->p.layout),
+                              &r->pool);
+}
+
+kvleaf_status rig_make_cache(rig *r)
+{
+    kvleaf_layer layers[RIG_LAYERS] = {{0}};
+    for (int32_t i = 0; i < r->p.num_layers; i++)
+        layers[i] = (kvleaf_layer){.num_heads = r->p.num_heads,
+                                   .num_kv_heads = r->p.num_kv_heads,
+                                   .head_dim_k = r->p.head_dim,
+                                   .kv_layer = r->p.kv_layer[i]};
+    return kvleaf_cache_create(r->device,
+                               kvleaf_cache_params(.layers = layers, .num_layers = r->p.num_layers, .pools = &r->pool,
+                                                   .num_pools = 1, .q_dtype = r->p.q_dtype, .out_dtype = r->p.out_dtype,
+                                                   .max_sequences = r->p.max_sequences, .max_context = r->p.max_context,
+                                                   .free_order = r->p.free_order,
+                                                   .free_count = r->p.free_order ? r->p.num_blocks : 0),
+                               &r->cache);
+}
+
+kvleaf_status rig_make_plan(rig *r, kvleaf_plan **plan)
+{
+    return kvleaf_plan_create(r->cache,
+                              kvleaf_plan_params(.max_entries = r->p.max_entries, .max_tokens = r->p.max_tokens,
+                                                 .max_decode_keys = r->p.max_decode_keys,
+                                                 .steps_in_flight = r->p.steps_in_flight),
+                              plan);
+}
+
+static void poison_pool(const rig *r)
+{
+    kvleaf_pool_bytes bytes = {.struct_size = sizeof bytes};
+    kvleaf_pool_params params = {.struct_size = sizeof params};
+    ASSERT_OK(kvleaf_pool_query(r->pool, &params));
+    ASSERT_OK(kvleaf_pool_size(r->device, &params, &bytes));
+    const uint8_t nan = 0xff; /* in every dtype */
+    for (int32_t layer = 0; layer < r->pool_layers; layer++) {
+        cl_mem side[2];
+        ASSERT_OK(kvleaf_pool_memory(r->pool, layer, &side[0], &side[1]));
+        for (int i = 0; i < 2; i++)
+            assert_int_equal(clEnqueueFillBuffer(r->queue, side[i], &nan, 1, 0, bytes.layer_bytes, 0, NULL, NULL), 0);
+    }
+    assert_int_equal(clFinish(r->queue), CL_SUCCESS);
+}
+
+static size_t rows_bytes(const rig *r, int32_t heads, kvleaf_dtype dtype)
+{
+    return (size_t)(r->p.max_tokens + 2 * GUARD_ROWS) * (size_t)(heads * r->p.head_dim) * kvleaf_dtype_size(dtype);
+}
+
+void rig_open(rig *r, const rig_params *params)
+{
+    memset(r, 0, sizeof *r);
+    r->p = *params;
+    for (int32_t i = 0; i < r->p.num_layers; i++) {
+        r->source[i] = r->p.kv_layer[i] ? r->source[r->p.kv_layer[i] - 1] : r->pool_layers;
+        r->pool_layers += r->p.kv_layer[i] == 0;
+    }
+    kvleaf_device_params device = support_params();
+    device.opencl = r->p.opencl;
+    device.allocator = r->p.allocator;
+    ASSERT_OK(kvleaf_device_open(&device, &r->device));
+    cl_int error = 0;
+    r->queue = clCreateCommandQueue(kvleaf_device_context(r->device), kvleaf_device_id(r->device),
+                                    r->p.queue_properties, &error);
+    assert_int_equal(error, CL_SUCCESS);
+    ASSERT_OK(rig_make_pool(r));
+    poison_pool(r);
+    ASSERT_OK(rig_make_cache(r));
+    ASSERT_OK(rig_make_plan(r, &r->plan));
+    r->q = support_buffer(r->device, r->queue, rows_bytes(r, r->p.num_heads, r->p.q_dtype), 0xff);
+    r->k = support_buffer(r->device, r->queue, rows_bytes(r, r->p.num_kv_heads, r->p.q_dtype), 0xff);
+    r->v = support_buffer(r->device, r->queue, rows_bytes(r, r->p.num_kv_heads, r->p.q_dtype), 0xff);
+    r->out = support_buffer(r->device, r->queue, rows_bytes(r, r->p.num_heads, r->p.out_dtype), CANARY);
+    r->lse = support_buffer(r->device, r->queue, rows_bytes(r, r->p.num_heads, KVLEAF_F32), CANARY);
+    size_t rows = (size_t)r->p.num_layers * (size_t)r->p.max_tokens;
+    r->out_bits = calloc(rows, rig_row_bytes(r));
+    r->lse_values = calloc(rows * (size_t)r->p.num_heads, sizeof(float));
+    r->next_token = 1;
+}
+
+void rig_close(rig *r)
+{
+    cl_mem buffers[] = {r->q, r->k, r->v, r->out, r->lse};
+    for (size_t i = 0; i < sizeof buffers / sizeof *buffers; i++)
+        if (buffers[i])
+            clReleaseMemObject(buffers[i]);
+    kvleaf_plan_destroy(&r->plan);
+    kvleaf_cache_destroy(&r->cache);
+    kvleaf_pool_destroy(&r->pool);
+    if (r->queue)
+        clReleaseCommandQueue(r->queue);
+    kvleaf_device_destroy(&r->device);
+    free(r->out_bits);
+    free(r->lse_values);
+}
+
+rig_seq *rig_seq_new(rig *r)
+{
+    rig_seq *seq = calloc(1, sizeof *seq);
+    ASSERT_OK(kvleaf_seq_create(r->cache, NULL, &seq->seq));
+    return seq;
+}
+
+rig_seq *rig_seq_fork(rig *r, rig_seq *parent, int32_t pos)
+{
+    rig_seq *child = calloc(1, sizeof *child);
+    *child = *parent;
+    ASSERT_OK(kvleaf_seq_fork(r->cache, parent->seq, pos, &child->seq));
+    child->committed = child->extended = pos;
+    return child;
+}
+
+void rig_seq_end(rig *r, rig_seq *seq)
+{
+    ASSERT_OK(kvleaf_seq_destroy(r->cache, &seq->seq));
+    free(seq);
+}
+
+static void cut(rig_seq *seq, int32_t length)
+{
+    seq->extended = length;
+    seq->committed = seq->committed < length ? seq->committed : length;
+}
+
+void rig_truncate(rig *r, rig_seq *seq, int32_t length)
+{
+    ASSERT_OK(kvleaf_seq_truncate(r->cache, seq->seq, length));
+    cut(seq, length);
+}
+
+static kvleaf_status extend(rig *r, rig_seq *seq, const int32_t *tokens, int32_t count)
+{
+    kvleaf_tokens add = {.struct_size = sizeof add, .ids = tokens, .count = count};
+    assert_true(seq->extended + count <= RIG_LENGTH);
+    kvleaf_status status = kvleaf_seq_extend(r->cache, seq->seq, &add, NULL);
+    for (int32_t i = 0; !status && i < count; i++)
+        seq->tokens[seq->extended++] = tokens ? tokens[i] : r->next_token++;
+    return status;
+}
+
+kvleaf_status rig_try_extend(rig *r, rig_seq *seq, int32_t count)
+{
+    return extend(r, seq, NULL, count);
+}
+
+void rig_extend(rig *r, rig_seq *seq, int32_t count)
+{
+    ASSERT_OK(extend(r, seq, NULL, count));
+}
+
+void rig_extend_with(rig *r, rig_seq *seq, const int32_t *tokens, int32_t count)
+{
+    ASSERT_OK(extend(r, seq, tokens, count));
+}
+
+/* In -1 .. 1, from its place. */
+static float noise(char what, int32_t layer, int32_t token, int32_t head, int32_t dim)
+{
+    support_rng rng = {((uint64_t)(unsigned char)what << 56) ^ ((uint64_t)layer << 48) ^ ((uint64_t)token << 20) ^
+                       ((uint64_t)head << 10) ^ (uint64_t)dim};
+    support_next(&rng);
+    return support_float(&rng);
+}
+
+static float rounded(kvleaf_dtype dtype, float value)
+{
+    uint32_t room = 0;
+    reference_store(dtype, &room, 0, value);
+    return reference_load(dtype, &room, 0);
+}
+
+/* What is given to the library, rounded to q's dtype. Scaled scores have a standard deviation of about 4. */
+static float given(const rig *r, char what, int32_t layer, int32_t token, int32_t head, int32_t dim)
+{
+    float value = noise(what, layer, token, head, dim);
+    return rounded(r->p.q_dtype, what == 'q' ? 12.0f * value : what == 'v' ? value + 0.5f : value);
+}
+
+/* And what the cache makes of it. */
+static float stored(const rig *r, char what, int32_t pool_layer, int32_t token, int32_t head, int32_t dim)
+{
+    return rounded(r->p.kv_dtype, given(r, what, pool_layer, token, head, dim));
+}
+
+static cl_command_queue queue_of(const rig *r, const rig_step *step)
+{
+    return step->queue ? step->queue : r->queue;
+}
+
+static kvleaf_plan *plan_of(const rig *r, const rig_step *step)
+{
+    return step->plan ? step->plan : r->plan;
+}
+
+kvleaf_exec rig_exec(const rig *r, const rig_step *step)
+{
+    return (kvleaf_exec){.struct_size = sizeof(kvleaf_exec), .queue = queue_of(r, step)};
+}
+
+kvleaf_status rig_build(rig *r, const rig_step *step)
+{
+    kvleaf_batch_entry batch[16] = {{0}};
+    for (int32_t i = 0; i < step->n; i++)
+        batch[i] = (kvleaf_batch_entry){
+            .seq = step->seqs[i]->seq, .num_q = step->num_q[i], .family = step->family, .mask = step->mask};
+    kvleaf_exec exec = rig_exec(r, step);
+    return kvleaf_plan_build(plan_of(r, step), r->cache, batch, step->n, &exec);
+}
+
+static void load_rows(rig *r, const rig_step *step, cl_mem buffer, char what, int32_t layer, int32_t heads)
+{
+    size_t row = (size_t)(heads * r->p.head_dim), at = GUARD_ROWS * row, size = rows_bytes(r, heads, r->p.q_dtype);
+    uint8_t *host = malloc(size);
+    memset(host, 0xff, size);
+    for (int32_t i = 0; i < step->n; i++)
+        for (int32_t t = 0; t < step->num_q[i]; t++)
+            for (int32_t h = 0; h < heads; h++)
+                for (int32_t d = 0; d < r->p.head_dim; d++)
+                    reference_store(r->p.q_dtype, host, at++,
+                                    given(r, what, layer, step->seqs[i]->tokens[step->seqs[i]->committed + t], h, d));
+    assert_int_equal(clEnqueueWriteBuffer(queue_of(r, step), buffer, CL_TRUE, 0, size, host, 0, NULL, NULL), 0);
+    free(host);
+}
+
+void rig_load(rig *r, const rig_step *step, int32_t layer)
+{
+    const uint8_t canary = CANARY;
+    cl_command_queue queue = queue_of(r, step);
+    assert_int_equal(clFinish(queue), CL_SUCCESS);
+    load_rows(r, step, r->q, 'q', layer, r->p.num_heads);
+    load_rows(r, step, r->k, 'k', r->source[layer], r->p.num_kv_heads);
+    load_rows(r, step, r->v, 'v', r->source[layer], r->p.num_kv_heads);
+    assert_int_equal(
+        clEnqueueFillBuffer(queue, r->out, &canary, 1, 0, rows_bytes(r, r->p.num_heads, r->p.out_dtype), 0, NULL, NULL),
+        0);
+    assert_int_equal(
+        clEnqueueFillBuffer(queue, r->lse, &canary, 1, 0, rows_bytes(r, r->p.num_heads, KVLEAF_F32), 0, NULL, NULL), 0);
+    assert_int_equal(clFinish(queue), CL_SUCCESS);
+}
+
+static kvleaf_tensor tensor(cl_mem buffer, kvleaf_dtype dtype, int32_t heads, int32_t dim)
+{
+    return (kvleaf_tensor){
+        .handle = buffer, .dtype = dtype, .offset = (uint64_t)(GUARD_ROWS * heads * dim) * kvleaf_dtype_size(dtype)};
+}
+
+kvleaf_status rig_append(rig *r, const rig_step *step, int32_t layer)
+{
+    kvleaf_tensor k = tensor(r->k, r->p.q_dtype, r->p.num_kv_heads, r->p.head_dim);
+    kvleaf_tensor v = tensor(r->v, r->p.q_dtype, r->p.num_kv_heads, r->p.head_dim);
+    kvleaf_exec exec = rig_exec(r, step);
+    return kvleaf_append(plan_of(r, step), layer, &k, &v, &exec);
+}
+
+kvleaf_status rig_attend(rig *r, const rig_step *step, int32_t layer)
+{
+    kvleaf_tensor q = tensor(r->q, r->p.q_dtype, r->p.num_heads, r->p.head_dim);
+    kvleaf_tensor out = tensor(r->out, r->p.out_dtype, r->p.num_heads, r->p.head_dim);
+    kvleaf_tensor lse = tensor(r->lse, KVLEAF_F32, r->p.num_heads, 1);
+    kvleaf_exec exec = rig_exec(r, step);
+    return kvleaf_attend(plan_of(r, step), layer, &q, &out, &lse, &exec);
+}
+
+/* Reads an output back and checks that nothing beside its rows was written. */
+static void collect(const rig *r, const rig_step *step, cl_mem buffer, size_t row, int32_t rows, void *to,
+                    const char *what)
+{
+    size_t size = (size_t)(r->p.max_tokens + 2 * GUARD_ROWS) * row;
+    uint8_t *host = support_read(queue_of(r, step), buffer, size);
+    for (size_t i = 0; i < size; i++) {
+        bool output = i >= GUARD_ROWS * row && i < (size_t)(GUARD_ROWS + rows) * row;
+        if (!output && host[i] != CANARY)
+            fail_msg("%s: byte %zu of a buffer was written, %d rows of %zu bytes are the output", what, i, rows, row);
+    }
+    memcpy(to, host + GUARD_ROWS * row, (size_t)rows * row);
+    free(host);
+}
+
+static void check_seq(rig *r, const rig_step *step, int32_t layer, int32_t index, int32_t first_row, const char *what)
+{
+    const rig_seq *seq = step->seqs[index];
+    int32_t dim = r->p.head_dim, q_len = step->num_q[index], kv_len = seq->committed + q_len, heads = r->p.num_heads;
+    size_t kv_size = (size_t)(kv_len * r->p.num_kv_heads * dim), q_size = (size_t)(q_len * heads * dim), at = 0;
+    float *k = malloc(kv_size * sizeof *k), *v = malloc(kv_size * sizeof *v);
+    double *q = malloc(q_size * sizeof *q), *out = malloc(q_size * sizeof *out);
+    double *lse = malloc((size_t)(q_len * heads) * sizeof *lse);
+    for (int32_t t = 0; t < kv_len; t++)
+        for (int32_t h = 0; h < r->p.num_kv_heads; h++)
+            for (int32_t d = 0; d < dim; d++, at++) {
+                k[at] = stored(r, 'k', r->source[layer], seq->tokens[t], h, d);
+                v[at] = stored(r, 'v', r->source[layer], seq->tokens[t], h, d);
+            }
+    at = 0;
+    for (int32_t t = 0; t < q_len; t++)
+        for (int32_t h = 0; h < heads; h++)
+            for (int32_t d = 0; d < dim; d++)
+                q[at++] = given(r, 'q', layer, seq->tokens[seq->committed + t], h, d);
+    const reference_kv kv = {.k = k,
+                             .v = v,
+                             .dtype = KVLEAF_F32,
+                             .layout = KVLEAF_LAYOUT_STRIDED,
+                             .head_dim = dim,
+                             .k_token_stride = r->p.num_kv_heads * dim,
+                             .k_head_stride = dim,
+                             .v_token_stride = r->p.num_kv_heads * dim,
+                             .v_head_stride = dim};
+    const reference_seq reference = {.q_len = q_len, .kv_len = kv_len, .causal = step->mask == KVLEAF_MASK_CAUSAL};
+    assert_true(reference_attend(&kv, &reference, heads, r->p.num_kv_heads, reference_scale(0, dim), q, out, lse));
+    double tolerance = reference_tolerance(r->p.q_dtype, r->p.kv_dtype, r->p.out_dtype);
+    for (int32_t row = 0; row < q_len; row++)
+        for (int32_t h = 0; h < heads; h++) {
+            float actual[256];
+            for (int32_t d = 0; d < dim; d++)
+                actual[d] = reference_load(r->p.out_dtype, rig_out(r, layer, first_row + row), (size_t)(h * dim + d));
+            double error =
+                reference_row_error(out + ((size_t)row * (size_t)heads + (size_t)h) * (size_t)dim, actual, dim);
+            double lse_error = reference_lse_error(lse[row * heads + h], rig_lse(r, layer, first_row + row)[h],
+                                                   r->p.q_dtype, r->p.kv_dtype, r->p.out_dtype);
+            if (!(error <= tolerance) || !(lse_error <= 1))
+                fail_msg("%s: layer %d, entry %d, row %d, head %d: error %g (at most %g), LSE %g (at most 1)", what,
+                         layer, index, row, h, error, tolerance, lse_error);
+        }
+    free(k);
+    free(v);
+    free(q);
+    free(out);
+    free(lse);
+}
+
+void rig_check(rig *r, const rig_step *step, int32_t layer, const char *what)
+{
+    int32_t rows = 0;
+    for (int32_t i = 0; i < step->n; i++)
+        rows += step->num_q[i];
+    size_t first = (size_t)layer * (size_t)r->p.max_tokens;
+    collect(r, step, r->out, rig_row_bytes(r), rows, r->out_bits + first * rig_row_bytes(r), what);
+    collect(r, step, r->lse, (size_t)r->p.num_heads * sizeof(float), rows,
+            r->lse_values + first * (size_t)r->p.num_heads, what);
+    rows = 0;
+    for (int32_t i = 0; i < step->n; i++) {
+        check_seq(r, step, layer, i, rows, what);
+        rows += step->num_q[i];
+    }
+}
+
+void rig_layers(rig *r, const rig_step *step, const char *what)
+{
+    for (int32_t layer = 0; layer < r->p.num_layers; layer++) {
+        rig_load(r, step, layer);
+        if (!r->p.kv_layer[layer])
+            ASSERT_OK(rig_append(r, step, layer));
+        ASSERT_OK(rig_attend(r, step, layer));
+        rig_check(r, step, layer, what);
+    }
+}
+
+void rig_commit(rig *r, const rig_step *step, const int32_t *accepted)
+{
+    ASSERT_OK(kvleaf_plan_commit(plan_of(r, step), accepted));
+    for (int32_t i = 0; i < step->n; i++) {
+        int32_t taken = accepted ? accepted[i] : step->num_q[i];
+        step->seqs[i]->committed += taken;
+        if (taken < step->num_q[i])
+            cut(step->seqs[i], step->seqs[i]->committed);
+        rig_check_lengths(r, step->seqs[i], step->seqs[i]->committed);
+    }
+}
+
+void rig_run(rig *r, const rig_step *step, const char *what)
+{
+    ASSERT_OK(rig_build(r, step));
+    rig_layers(r, step, what);
+    rig_commit(r, step, NULL);
+}
+
+void rig_run_one(rig *r, rig_seq *seq, int32_t num_q, kvleaf_family family, const char *what)
+{
+    const rig_step step = {.seqs = {seq}, .num_q = {num_q}, .n = 1, .family = family};
+    rig_run(r, &step, what);
+}
+
+size_t rig_row_bytes(const rig *r)
+{
+    return (size_t)(r->p.num_heads * r->p.head_dim) * kvleaf_dtype_size(r->p.out_dtype);
+}
+
+const uint8_t *rig_out(const rig *r, int32_t layer, int32_t row)
+{
+    return r->out_bits + (size_t)(layer * r->p.max_tokens + row) * rig_row_bytes(r);
+}
+
+const float *rig_lse(const rig *r, int32_t layer, int32_t row)
+{
+    return r->lse_values + (size_t)((layer * r->p.max_tokens + row) * r->p.num_heads);
+}
+
+uint8_t *rig_pool_bytes(const rig *r, int32_t layer, bool value, size_t *size)
+{
+    cl_mem k, v;
+    ASSERT_OK(kvleaf_pool_memory(r->pool, layer, &k, &v));
+    assert_int_equal(clGetMemObjectInfo(value ? v : k, CL_MEM_SIZE, sizeof *size, size, NULL), CL_SUCCESS);
+    return support_read(r->queue, value ? v : k, *size);
+}
+
+void rig_check_stored(rig *r, const rig_seq *seq, const char *what)
+{
+    kvleaf_pool_params pool = {.struct_size = sizeof pool};
+    ASSERT_OK(kvleaf_pool_query(r->pool, &pool));
+    int32_t table[RIG_LENGTH], count = 0, dim = r->p.head_dim, heads = r->p.num_kv_heads, block_size = r->p.block_size;
+    ASSERT_OK(kvleaf_seq_table(r->cache, seq->seq, table, RIG_LENGTH, &count));
+    size_t tile = kvleaf_layout_tile(pool.layout, block_size, dim), size;
+    for (int32_t layer = 0; layer < r->pool_layers; layer++)
+        for (int value = 0; value < 2; value++) {
+            uint8_t *bytes = rig_pool_bytes(r, layer, value, &size);
+            for (int32_t t = 0; t < seq->committed; t++)
+                for (int32_t h = 0; h < heads; h++)
+                    for (int32_t d = 0; d < dim; d++) {
+                        size_t at = ((size_t)table[t / block_size] * (size_t)heads + (size_t)h) * tile +
+                                    kvleaf_layout_offset(pool.layout, value, block_size, dim, t % block_size, d);
+                        float expected = stored(r, value ? 'v' : 'k', layer, seq->tokens[t], h, d);
+                        if (reference_load(r->p.kv_dtype, bytes, at) != expected)
+                            fail_msg("%s: layer %d, %s of token %d, head %d, dim %d is not what was written", what,
+                                     layer, value ? "V" : "K", t, h, d);
+                    }
+            free(bytes);
+        }
+}
+
+kvleaf_blocks_stats rig_stats(const rig *r)
+{
+    kvleaf_blocks_stats stats = {.struct_size = sizeof stats};
+    ASSERT_OK(kvleaf_cache_query(r->cache, &stats));
+    assert_int_equal(stats.total, stats.used + stats.cached + stats.free);
+    return stats;
+}
+
+void rig_check_lengths(const rig *r, const rig_seq *seq, int32_t planned)
+{
+    kvleaf_seq_info info = {.struct_size = sizeof info};
+    ASSERT_OK(kvleaf_seq_query(r->cache, seq->seq, &info));
+    assert_int_equal(info.committed, seq->committed);
+    assert_int_equal(info.planned, planned);
+    assert_int_equal(info.extended, seq->extended);
+}

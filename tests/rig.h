@@ -1,0 +1,111 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef KVL_RIG_H
+#define KVL_RIG_H
+
+/* A managed cache on the device with a host model of it: each token of a sequence is a number, from which its keys,
+ * values and queries follow in every layer. A step is run as an application runs it, and every output row is compared
+ * with the float64 reference over what the model says the cache holds. Blocks nobody wrote hold NaN. */
+
+#include <kvleaf/cache.h>
+
+#include "reference.h"
+#include "support.h"
+
+enum { RIG_LAYERS = 4, RIG_LENGTH = 2048 };
+
+typedef struct rig_params {
+    kvleaf_dtype q_dtype, kv_dtype, out_dtype;
+    kvleaf_layout layout;
+    int32_t num_layers, num_heads, num_kv_heads, head_dim, block_size, num_blocks;
+    int32_t kv_layer[RIG_LAYERS]; /* as kvleaf_layer */
+    int32_t max_sequences, max_context, max_entries, max_tokens, steps_in_flight;
+    int64_t max_decode_keys;
+    const int32_t *free_order; /* [num_blocks], or NULL */
+    cl_command_queue_properties queue_properties;
+    const kvleaf_opencl *opencl;
+    kvleaf_allocator allocator;
+} rig_params;
+
+typedef struct rig {
+    rig_params p;
+    kvleaf_device *device;
+    cl_command_queue queue;
+    kvleaf_pool *pool;
+    kvleaf_cache *cache;
+    kvleaf_plan *plan;
+    int32_t pool_layers, source[RIG_LAYERS]; /* whose keys a layer reads */
+    cl_mem q, k, v, out, lse;
+    int32_t next_token;
+    /* Outputs of the last step: [layers][max_tokens][num_heads][head_dim] as stored, [layers][max_tokens][num_heads].
+     */
+    uint8_t *out_bits;
+    float *lse_values;
+} rig;
+
+/* A sequence and the tokens it is known to have, committed and extended ones. */
+typedef struct rig_seq {
+    kvleaf_seq seq;
+    int32_t committed, extended;
+    int32_t tokens[RIG_LENGTH];
+} rig_seq;
+
+/* A small geometry in float32, to be changed. */
+rig_params rig_defaults(void);
+/* Opens device, queue, pool, cache and plan; a failing call fails the test. */
+void rig_open(rig *r, const rig_params *params);
+void rig_close(rig *r);
+/* Pool and cache as the rig makes them, without the assertions. */
+kvleaf_status rig_make_pool(rig *r);
+kvleaf_status rig_make_cache(rig *r);
+kvleaf_status rig_make_plan(rig *r, kvleaf_plan **plan);
+
+rig_seq *rig_seq_new(rig *r);
+rig_seq *rig_seq_fork(rig *r, rig_seq *parent, int32_t pos);
+void rig_seq_end(rig *r, rig_seq *seq);
+void rig_truncate(rig *r, rig_seq *seq, int32_t length);
+kvleaf_status rig_try_extend(rig *r, rig_seq *seq, int32_t count);
+/* Extends by new tokens, or by tokens that are given. */
+void rig_extend(rig *r, rig_seq *seq, int32_t count);
+void rig_extend_with(rig *r, rig_seq *seq, const int32_t *tokens, int32_t count);
+
+/* A step over some sequences. */
+typedef struct rig_step {
+    kvleaf_plan *plan; /* NULL = the rig's */
+    rig_seq *seqs[16];
+    int32_t num_q[16];
+    int32_t n;
+    kvleaf_family family;
+    kvleaf_mask mask;
+    cl_command_queue queue; /* NULL = the rig's */
+} rig_step;
+
+kvleaf_exec rig_exec(const rig *r, const rig_step *step);
+kvleaf_status rig_build(rig *r, const rig_step *step);
+/* Appends and attends in all layers; checks every row. `what` names the step where one is wrong. */
+void rig_layers(rig *r, const rig_step *step, const char *what);
+/* The parts of rig_layers, for one layer. The queue is empty after rig_load and rig_check. */
+void rig_load(rig *r, const rig_step *step, int32_t layer);
+kvleaf_status rig_append(rig *r, const rig_step *step, int32_t layer);
+kvleaf_status rig_attend(rig *r, const rig_step *step, int32_t layer);
+void rig_check(rig *r, const rig_step *step, int32_t layer, const char *what);
+/* Commits; `accepted` NULL = all. */
+void rig_commit(rig *r, const rig_step *step, const int32_t *accepted);
+/* All of it. */
+void rig_run(rig *r, const rig_step *step, const char *what);
+/* One sequence, its next num_q tokens. */
+void rig_run_one(rig *r, rig_seq *seq, int32_t num_q, kvleaf_family family, const char *what);
+
+/* Bytes of a row of the last step's output and its LSE. */
+const uint8_t *rig_out(const rig *r, int32_t layer, int32_t row);
+const float *rig_lse(const rig *r, int32_t layer, int32_t row);
+size_t rig_row_bytes(const rig *r);
+
+/* All bytes of K or V of a pool layer. */
+uint8_t *rig_pool_bytes(const rig *r, int32_t layer, bool value, size_t *size);
+/* Whether the committed tokens of a sequence lie in the pool as the model says, in every layer. */
+void rig_check_stored(rig *r, const rig_seq *seq, const char *what);
+kvleaf_blocks_stats rig_stats(const rig *r);
+/* The status's lengths are the model's. */
+void rig_check_lengths(const rig *r, const rig_seq *seq, int32_t planned);
+
+#endif
