@@ -193,7 +193,7 @@ static void refuse_plan(kvleaf_status status, const char *named, const kvleaf_ba
 static void test_plan_refuses_lengths(void **state)
 {
     const int32_t starts_at_1[] = {1, 3, 4}, falls[] = {0, 3, 2}, many[] = {0, 30, 33}, fine[] = {0, 3, 4};
-    const int32_t negative[] = {9, -1}, too_long[] = {65, 6}, beyond_table[] = {24, 25};
+    const int32_t negative[] = {9, -1}, too_long[] = {65, 6}, beyond_table[] = {9, 25};
     const int32_t seven[] = {0, 1, 2, 3, 4, 5};
     const kvleaf_batch right = problem_batch(&made);
     kvleaf_batch batch = right;
