@@ -114,15 +114,12 @@ inline void load_rows(__global const Q_ELEM *q, long4 q_view, const tile *now, f
     }
 }
 
-/* Touches a share of the next item's rows: step `step` of `steps`. */
-inline void prefetch_rows(__global const Q_ELEM *q, long4 q_view, const tile *next, int step, int steps)
+/* Touches a row of the next item. */
+inline void prefetch_row(__global const Q_ELEM *q, long4 q_view, const tile *next, int row)
 {
-    const int lines = (HEAD_DIM * (int)sizeof(Q_ELEM) + LINE_BYTES - 1) / LINE_BYTES;
-    for (int r = (int)((long)next->rows * step / steps); r < (int)((long)next->rows * (step + 1) / steps); r++) {
-        __global const char *row = (__global const char *)q_row(q, q_view, next, r);
-        for (int line = 0; line < lines; line++)
-            PREFETCH_FAR(row + line * LINE_BYTES);
-    }
+    __global const char *from = (__global const char *)q_row(q, q_view, next, row);
+    for (int at = 0; at < HEAD_DIM * (int)sizeof(Q_ELEM); at += LINE_BYTES)
+        PREFETCH_FAR(from + at);
 }
 
 /* Scores of six rows against 1 to 4 units of K (a constant where this is called; the loops name the larger bound too, so
@@ -318,7 +315,9 @@ inline int units_of(int tokens)
 inline void score_tile(__global const KV_ELEM *k, long4 k_view, __global const int *table, const tile *now, int first,
                        int tokens, state *at, __global const Q_ELEM *q, long4 q_view, const tile *next)
 {
-    int panels = (seen_by_group(at, now->groups - 1, 0) + PANEL_TOKENS - 1) / PANEL_TOKENS;
+    /* The last register tiles of the item touch `share` rows each. */
+    int steps = (seen_by_group(at, now->groups - 1, first) + PANEL_TOKENS - 1) / PANEL_TOKENS * now->groups;
+    int share = (next->rows + steps - 1) / steps;
     for (int panel = 0; panel * PANEL_TOKENS < tokens; panel++) {
         int token = first + panel * PANEL_TOKENS;
         unit_pointer unit[PANEL_UNITS];
@@ -326,7 +325,10 @@ inline void score_tile(__global const KV_ELEM *k, long4 k_view, __global const i
                    unit);
         for (int group = 0; group < now->groups; group++) {
             int units = units_of(seen_by_group(at, group, token));
-            prefetch_rows(q, q_view, next, token / PANEL_TOKENS * now->groups + group, panels * now->groups);
+            for (int i = 0, row = next->rows - steps * share; i < share; i++)
+                if (row + i >= 0)
+                    prefetch_row(q, q_view, next, row + i);
+            steps--;
             if (units > 0)
                 score_group(at, group, unit, units,
                             at->scores + group * ROWS * TILE_UNITS + panel * PANEL_UNITS);
