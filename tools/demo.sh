@@ -33,7 +33,7 @@ while [ $# -gt 0 ]; do
     shift
 done
 
-readonly folder=models/SmolLM2-135M-Instruct
+readonly model_folder=models/SmolLM2-135M-Instruct
 
 install_packages "${build_packages[@]}"
 say "building into $build/"
@@ -48,8 +48,8 @@ $build/tools/kvleaf-tour --svg $build/tour.svg ${device[@]+"${device[@]}"} || ex
 if [ $model -eq 1 ]; then
     make_venv
     .venv/bin/python tools/get_model.py || exit 1
-    printf '\nNow a real model, %s, answers three prompts of different lengths at once.\n\n' "${folder#*/}"
-    .venv/bin/python tools/generate.py --model $folder ${device[@]+"${device[@]}"} \
+    printf '\nNow a real model, %s, answers three prompts of different lengths at once.\n\n' "${model_folder#*/}"
+    .venv/bin/python tools/generate.py --model $model_folder ${device[@]+"${device[@]}"} \
         --prompt 'What is the capital of France?' \
         --prompt 'Explain in two sentences why the sky is blue.' \
         --prompt 'A library keeps its books in numbered shelves. A new book goes to any free shelf, and a card in the
