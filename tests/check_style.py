@@ -30,9 +30,8 @@ def code_problems(path, text):
         if "\t" in line:
             found.append(f"{path}:{number}: a tab")
     if path.endswith(KERNELS) and not path.startswith("cl_kernels/common/"):
-        heading = f'#line 1 "{path}"'
-        if heading not in lines[:2]:
-            found.append(f"{path}:1: does not begin with {heading}")
+        if not any(re.fullmatch(rf'#line \d+ "{re.escape(path)}"', line) for line in lines[:2]):
+            found.append(f'{path}:1: does not begin with #line 1 "{path}"')
     return found
 
 

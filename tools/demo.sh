@@ -49,7 +49,7 @@ if [ $model -eq 1 ]; then
     make_venv
     .venv/bin/python tools/get_model.py || exit 1
     printf '\nNow a real model, %s, answers three prompts of different lengths at once.\n\n' "${model_folder#*/}"
-    .venv/bin/python tools/generate.py --model $model_folder ${device[@]+"${device[@]}"} \
+    .venv/bin/python tools/generate.py --model $model_folder --max-new-tokens 96 ${device[@]+"${device[@]}"} \
         --prompt 'What is the capital of France?' \
         --prompt 'Explain in two sentences why the sky is blue.' \
         --prompt 'A library keeps its books in numbered shelves. A new book goes to any free shelf, and a card in the
