@@ -316,6 +316,32 @@ static void assert_same_row(const merge_case *c, const merge_data *a, int32_t ro
     }
 }
 
+/* Every other row is NaN throughout, so that what a work-item keeps from the row before is poison; the rows between
+ * have empties at every place of the tree. */
+static void test_poisoned_neighbours(void **state)
+{
+    (void)state;
+    for (int cpu = 0; cpu < 2; cpu++) {
+        merge_case c = family(cpu);
+        c.n = 8;
+        c.rows = 2 << 8; /* of odd row r, partial p is empty where bit p of r / 2 is set */
+        merge_data m = make_data(&c);
+        for (int32_t r = 0; r < c.rows; r++)
+            for (int32_t i = 0; i < c.n * NUM_HEADS; i++)
+                if (r % 2 == 0)
+                    *lse_of(&m, i / NUM_HEADS, r, i % NUM_HEADS) = 1.0f; /* the values stay NaN */
+                else if ((r / 2) >> (i / NUM_HEADS) & 1)
+                    set_empty(&m, i / NUM_HEADS, r, i % NUM_HEADS);
+                else
+                    set_partial(&c, &m, i / NUM_HEADS, r, i % NUM_HEADS);
+        run_merge(&c, &m);
+        for (int32_t r = 1; r < c.rows; r += 2)
+            for (int32_t h = 0; h < NUM_HEADS; h++)
+                check_row(&c, &m, r, h);
+        free_data(&m);
+    }
+}
+
 /* A row alone, a row among others, and a row with empties behind it are the same bits; two runs too. */
 static void test_same_bits(void **state)
 {
@@ -381,6 +407,7 @@ int main(void)
         cmocka_unit_test(test_all_empty),
         cmocka_unit_test(test_one_passes_unchanged),
         cmocka_unit_test(test_tree_shape),
+        cmocka_unit_test(test_poisoned_neighbours),
         cmocka_unit_test(test_same_bits),
         cmocka_unit_test(test_lse_left_out_and_nan),
     };
