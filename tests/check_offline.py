@@ -43,8 +43,8 @@ def amd(source, target, defines, _):
 
 
 def intel(source, target, defines, folder):
-    return ["ocloc", "compile", "-file", str(source), "-device", target, "-options", " ".join(["-cl-std=CL1.2", *defines]),
-            "-out_dir", str(folder)]
+    options = " ".join(["-cl-std=CL1.2", *defines])
+    return ["ocloc", "compile", "-file", str(source), "-device", target, "-options", options, "-out_dir", str(folder)]
 
 
 COMPILERS = {"amd": ("clang", amd, AMD_TARGETS), "intel": ("ocloc", intel, INTEL_TARGETS)}

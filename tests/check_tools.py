@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Every program says what it is: --help and --version on stdout with exit code 0, an unknown option on stderr with 2, and
-where no device is to be had one clear line and 1.
+"""Every program says what it is: --help and --version on stdout with exit code 0, an unknown option on stderr with 2,
+and where no device is to be had one clear line and 1.
 
     check_tools.py FOLDER    the build folder's tools/
 """
@@ -42,8 +42,8 @@ def no_device_problems(program):
         done = run(program, OCL_ICD_VENDORS=empty)
     lines = done.stderr.strip().splitlines()
     if done.returncode != 1 or len(lines) != 1 or "platform" not in lines[0]:
-        return [f"{program.name} without OpenCL: exit code {done.returncode}, must be 1 with one line that says so, not: "
-                + " / ".join(lines[:4])]
+        return [f"{program.name} without OpenCL: exit code {done.returncode}, must be 1 with one line that says so, "
+                "not: " + " / ".join(lines[:4])]
     return []
 
 

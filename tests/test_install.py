@@ -113,7 +113,8 @@ def check_pkg_config(installed, work, version):
     run(["cc", *STRICT, work / "program.c", "-o", work / "shared", *installed.flags("kvleaf", "--cflags", "--libs")])
     expect(installed.output(work / "shared") == promised, f"the README's program prints {promised!r}")
 
-    static = [f if f != "-lkvleaf" else "-l:libkvleaf.a" for f in installed.flags("kvleaf", "--cflags", "--libs", "--static")]
+    static = installed.flags("kvleaf", "--cflags", "--libs", "--static")
+    static = ["-l:libkvleaf.a" if flag == "-lkvleaf" else flag for flag in static]
     run(["cc", *STRICT, work / "program.c", "-o", work / "static", *static])
     expect("libkvleaf" not in run(["ldd", work / "static"]), "the static program needs no libkvleaf.so")
     expect(installed.output(work / "static") == promised, "linked statically it prints the same")

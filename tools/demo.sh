@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
-# Installs what is missing, builds into build/ and shows what kvleaf does: the worked figures of the seed documents with a
-# picture of the block pool, then a language model that answers three prompts at once. Exit code 0 where everything came
-# out right, 1 where not or where something could not be done. Safe to run again.
+# Installs what is missing, builds into build/ and shows what kvleaf does: the worked figures of the seed documents with
+# a picture of the block pool, then a language model that answers three prompts at once. Exit code 0 where everything
+# came out right, 1 where not or where something could not be done. Safe to run again.
 set -uo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.." || exit 1
 # shellcheck source=tools/setup.sh
