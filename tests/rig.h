@@ -105,7 +105,9 @@ uint8_t *rig_pool_bytes(const rig *r, int32_t layer, bool value, size_t *size);
 /* Whether the committed tokens of a sequence lie in the pool as the model says, in every layer. */
 void rig_check_stored(rig *r, const rig_seq *seq, const char *what);
 kvleaf_blocks_stats rig_stats(const rig *r);
-/* The status's lengths are the model's. */
+/* Lets the device go on with what it can: before looking that something has not happened. */
+void rig_pause(void);
+/* The cache's lengths are the model's. */
 void rig_check_lengths(const rig *r, const rig_seq *seq, int32_t planned);
 
 #endif
