@@ -293,6 +293,54 @@ def small_model(folder):
                     for name, shape in shapes.items()}
 
 
+def test_streams(bench):
+    """Standard input and output, tokens as they come, and CLBlast's parameters from a file."""
+    folder = bench.folder / "small"
+    _, tensors = small_model(folder)
+    write_model(folder / "model.safetensors", tensors)
+    device = ["--device", bench.device] if bench.device else []
+    request = json.dumps({"id": 7, "tokens": [3, 1, 4], "max_new_tokens": 3, "stop_tokens": []})
+    done = subprocess.run([str(bench.program), "--model", str(folder), "--requests", "-", "--out", "-",
+                           "--stream", "--json", "--blocks", "4", *device], input=request,
+                          capture_output=True, text=True, check=False)
+    rows = [json.loads(line) for line in done.stdout.splitlines()]
+    tokens = [row["token"] for row in rows if "token" in row]
+    bench.check(done.returncode == 0 and len(rows) == 5 and rows[3].get("tokens") == tokens
+                and len(tokens) == 3 and all(row.get("id") == 7 for row in rows[:4])
+                and rows[4].get("summary", {}).get("generated") == 3,
+                f"3 token lines, their answer, a summary: {done.stdout.splitlines()[:4] or done.stderr}")
+    params = bench.folder / "params.json"
+    for text, words in [(None, ["params.json"]), ("[]", ["params.json", "object"]),
+                        ('{"Xgemm": {"MWG": 64}}', ["params.json", "Xgemm"]),
+                        ('{"Xgemm": {"MWG": -64}}', ["params.json", "MWG"]),
+                        ('{"Nonsense": {"MWG": 64}}', ["params.json", "Nonsense"])]:
+        if text is not None:
+            params.write_text(text)
+        code, answers, errors = bench.run([], "--clblast-params", params, model=folder)
+        bench.check(code == 1 and not answers and all(word in errors for word in words),
+                    f"--clblast-params with {text or 'no file'}: {errors.strip()}")
+
+
+def test_text(bench):
+    """tools/generate.py: text in, text out."""
+    command = [sys.executable, str(ROOT / "tools" / "generate.py"), "--program", str(bench.program),
+               "--model", str(bench.model), "--max-new-tokens", "5"]
+    command += ["--device", bench.device] if bench.device else []
+    done = subprocess.run([*command, "--json", "--raw", "The capital of France is", "--prompt", "One, two,"],
+                          capture_output=True, text=True, check=False)
+    rows = [json.loads(line) for line in done.stdout.splitlines()]
+    bench.check(done.returncode == 0 and len(rows) == 2 and rows[0]["tokens"] == [7042, 30, 198, 198, 504]
+                and rows[0]["text"] == " Paris.\n\nThe" and rows[1]["text"],
+                f"two prompts as they are: {[row.get('text') for row in rows] or done.stderr}")
+    done = subprocess.run([*command, "What is the capital of France?"], capture_output=True, text=True, check=False)
+    bench.check(done.returncode == 0 and done.stdout.startswith("> What is the capital of France?\nThe capital of")
+                and "1 answer, 5 tokens" in done.stderr, f"a chat: {done.stdout!r} {done.stderr.strip()[-200:]}")
+    done = subprocess.run([*command, "--top-p", "0", "Hello"], capture_output=True, text=True, check=False)
+    bench.check(done.returncode == 1 and "top_p is 0" in done.stdout, f"a refused request: {done.stdout!r}")
+    done = subprocess.run([*command, ""], capture_output=True, text=True, check=False)
+    bench.check(done.returncode == 2, f"an empty prompt is bad usage: {done.stderr.strip()[-60:]}")
+
+
 def encode(values, dtype):
     if dtype == "BF16":  # exact for values that are multiples of a bfloat16
         return b"".join(struct.pack("<f", v)[2:] for v in values)
@@ -411,7 +459,7 @@ def test_cut_model(bench):
     bench.check(code == 1 and not answers and name in errors, f"one offset altered: {errors.strip()}")
 
 
-TESTS = {"usage": test_usage, "requests": test_requests, "model-files": test_model_files,
+TESTS = {"usage": test_usage, "requests": test_requests, "model-files": test_model_files, "streams": test_streams, "text": test_text,
          "cut-model": test_cut_model, "golden": test_golden, "cache-dtypes": test_cache_dtypes,
          "independence": test_independence}
 

@@ -28,7 +28,10 @@ static bool set_parameters(cl_device_id device, const char *kernel, const char *
     CLBlastStatusCode status = CLBlastOverrideParameters(device, kernel, CLBlastPrecisionSingle, count, copies, values);
     if (status != CLBlastSuccess)
         return fail(error, "KVLEAF_INVALID", "CLBlast refuses the parameters of kernel %s with status %d%s", kernel,
-                    (int)status, status == CLBlastMissingOverrideParameter ? " (one is missing)" : "");
+                    (int)status,
+                    status == CLBlastMissingOverrideParameter ? " (one is missing)"
+                    : status == CLBlastDatabaseError          ? " (no such kernel)"
+                                                              : "");
     return true;
 }
 
