@@ -459,8 +459,10 @@ def test_cut_model(bench):
     bench.check(code == 1 and not answers and name in errors, f"one offset altered: {errors.strip()}")
 
 
-TESTS = {"usage": test_usage, "requests": test_requests, "model-files": test_model_files, "streams": test_streams, "text": test_text,
-         "cut-model": test_cut_model, "golden": test_golden, "cache-dtypes": test_cache_dtypes,
+TESTS = {"usage": test_usage, "requests": test_requests, "model-files": test_model_files,
+         "streams": test_streams,
+         "text": test_text, "cut-model": test_cut_model, "golden": test_golden,
+         "cache-dtypes": test_cache_dtypes,
          "independence": test_independence}
 
 

@@ -67,6 +67,23 @@ static bool make_buffers(model *m, failure *error)
     return true;
 }
 
+/* CLBlast builds its kernels at its first call, which takes seconds: here rather than in the first step. */
+static bool warm_up(model *m, failure *error)
+{
+    const model_config *config = &m->config;
+    const product p = {.in = m->attention,
+                       .weight = m->weights.layers[0].out,
+                       .out = m->hidden,
+                       .rows = 1,
+                       .inputs = config->num_heads * config->head_dim,
+                       .outputs = config->hidden_size};
+
+    if (!compute_product(m->compute, &p, error))
+        return false;
+    cl_int status = clFinish(m->compute->queue);
+    return status == CL_SUCCESS || fail_opencl(error, "clFinish", status);
+}
+
 bool model_create(model *m, compute *c, const char *dir, int32_t max_rows, int32_t max_logits, failure *error)
 {
     memset(m, 0, sizeof *m);
@@ -74,7 +91,7 @@ bool model_create(model *m, compute *c, const char *dir, int32_t max_rows, int32
     m->max_rows = max_rows;
     m->max_logits = max_logits;
     return model_config_read(dir, &m->config, error) && make_rope_table(m, error) && make_buffers(m, error) &&
-           model_weights_read(&m->weights, c, &m->config, dir, error);
+           model_weights_read(&m->weights, c, &m->config, dir, error) && warm_up(m, error);
 }
 
 void model_destroy(model *m)
