@@ -1,14 +1,15 @@
 #line 1 "cl_kernels/cpu/decode.cl"
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Decode for CPUs with wide vectors: one work-item a work-group, as many as compute units, taking work from a counter.
+/* Decode for CPUs with wide vectors: one work-item a work-group, as many as compute units, taking work from a
+ * counter.
  *
- * A piece of work is a (row, split) with all its KV heads, or some of them where there are few splits. Memory decides the
- * speed: one core gets three times the bandwidth from a few long streams that it gets from scattered lines. Four units of
- * 16 tokens are read side by side, each run on through the heads of its block, and every line is prefetched one step
- * ahead in the same streams, across the ends of K, V and the piece.
+ * A piece of work is a (row, split) with all its KV heads, or some of them where there are few splits. Memory
+ * decides the speed: one core gets three times the bandwidth from a few long streams that it gets from scattered
+ * lines. Four units of 16 tokens are read side by side, each run on through the heads of its block, and every line
+ * is prefetched one step ahead in the same streams, across the ends of K, V and the piece.
  *
- * Nothing of a row's arithmetic depends on the piece it is in: lanes are tokens (scores) or dims (values), and sums run
- * in the order of the tokens of the split. */
+ * Nothing of a row's arithmetic depends on the piece it is in: lanes are tokens (scores) or dims (values), and sums
+ * run in the order of the tokens of the split. */
 #include "cpu/units.clh"
 
 #define STREAMS 4                                       /* units read side by side */
@@ -102,7 +103,7 @@ typedef const float16 *unit_pointer;
 
 /* Scores of a tile of heads against four units. q: the tile's rows. scores: where the first row's go. */
 MUST_INLINE void score_tile(const float *q, const unit_pointer *unit, const unit_pointer *ahead, bool prefetch,
-                       float16 *scores)
+                            float16 *scores)
 {
     float16 sum[STREAMS][TILE_HEADS];
     UNROLL for (int x = 0; x < STREAMS; x++)
@@ -136,11 +137,11 @@ MUST_INLINE void score_tile(const float *q, const unit_pointer *unit, const unit
             scores[h * SPLIT_UNITS + x] = sum[x][h];
 }
 
-/* Adds the values of one part and up to four units to a tile's accumulators. weights: of the tile's first row and the
- * first unit. tokens: how many of the 64 the row sees; only those are read. vectors: of the part, a constant where this is
- * called; the loops name the larger bound too, so that they unroll before they are inlined. */
+/* Adds the values of one part and up to four units to a tile's accumulators. weights: of the tile's first row and
+ * the first unit. tokens: how many of the 64 the row sees; only those are read. vectors: of the part, a constant
+ * where this is called; the loops name the larger bound too, so that they unroll before they are inlined. */
 MUST_INLINE void add_values(const float *weights, const unit_pointer *unit, const unit_pointer *ahead, bool prefetch,
-                       int tokens, const int vectors, float16 *acc)
+                            int tokens, const int vectors, float16 *acc)
 {
     float16 sum[TILE_HEADS][PART_VECTORS];
     UNROLL for (int h = 0; h < TILE_HEADS; h++)
@@ -212,8 +213,8 @@ inline void store_partials(__global float *partials, int num_heads, const piece 
 }
 
 #if KV_LAYOUT == LAYOUT_CPU16
-/* Units of the piece's first KV head, K's, then V's, each padded to whole groups with the last unit; then the first group
- * of K of the piece that comes next, only to be prefetched. */
+/* Units of the piece's first KV head, K's, then V's, each padded to whole groups with the last unit; then the first
+ * group of K of the piece that comes next, only to be prefetched. */
 typedef struct streams {
     unit_pointer unit[2 * SPLIT_UNITS + STREAMS];
     int groups; /* of K, and of V */
@@ -265,8 +266,8 @@ inline void score_piece(const streams *from, const piece *now, long head_stride,
             for (int part = 0; part < PARTS; part++)
                 find_ahead(from->unit + group * STREAMS, now, head_stride, kv, part, ahead + part * STREAMS);
             for (int tile = 0; tile < now->tiles; tile++)
-                score_tile((const float *)(q_rows + PIECE_ROW(kv, tile) * VECTORS), unit, ahead, GROUP_TILES == 1 || tile == 0,
-                           scores + PIECE_ROW(kv, tile) * SPLIT_UNITS + group * STREAMS);
+                score_tile((const float *)(q_rows + PIECE_ROW(kv, tile) * VECTORS), unit, ahead,
+                           GROUP_TILES == 1 || tile == 0, scores + PIECE_ROW(kv, tile) * SPLIT_UNITS + group * STREAMS);
         }
     }
 }
@@ -415,8 +416,8 @@ inline void combine(folded *left, const folded *right)
 
 #define MOST_LEVELS 26 /* of a tree over all splits of 2^31 tokens */
 
-/* Folds the partials of a (row, head) in the fixed binary tree: the stack holds a node a set bit of the number of leaves
- * taken so far, and at the end those wait for right children that are missing, which are neutral. */
+/* Folds the partials of a (row, head) in the fixed binary tree: the stack holds a node a set bit of the number of
+ * leaves taken so far, and at the end those wait for right children that are missing, which are neutral. */
 __kernel __attribute__((reqd_work_group_size(1, 1, 1))) void
 kvl_fold(__global const float *partials, __global const int *meta, __global OUT_ELEM *out, long4 out_view,
          __global float *lse, long4 lse_view, int4 shape, int4 work)

@@ -1,16 +1,17 @@
 #line 1 "cl_kernels/cpu/prefill.cl"
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Prefill for CPUs with wide vectors: one work-item a work-group, as many as compute units, taking claims (runs of items)
- * from a counter.
+/* Prefill for CPUs with wide vectors: one work-item a work-group, as many as compute units, taking claims (runs of
+ * items) from a counter.
  *
- * An item is tile_queries x tile_heads query rows of one KV head. Its rows, scores and accumulators stay in the second
- * level cache; keys come in tiles of 256 tokens at fixed absolute positions. Both products run in register tiles of six
- * rows by four vectors: 24 accumulators, four vectors of K or V and a broadcast row element among 32 registers, so that
- * ten loads feed 24 multiply-adds.
+ * An item is tile_queries x tile_heads query rows of one KV head. Its rows, scores and accumulators stay in the
+ * second level cache; keys come in tiles of 256 tokens at fixed absolute positions. Both products run in register
+ * tiles of six rows by four vectors: 24 accumulators, four vectors of K or V and a broadcast row element among 32
+ * registers, so that ten loads feed 24 multiply-adds. Where a vector takes two registers or more, the tiles are one
+ * vector wide.
  *
  * A row's bits don't depend on the tile, the item or the chunk it is in: its sums run over the same keys in the same
- * order, what it doesn't see is selected away, and its maximum, rounded to an integer in the log2 domain, makes every
- * rescaling an exact power of two. */
+ * order, what it doesn't see is selected away, and its maximum, rounded to an integer in the log2 domain, makes
+ * every rescaling an exact power of two. */
 #include "cpu/units.clh"
 
 #define TILE_TOKENS 256
@@ -122,8 +123,8 @@ inline void prefetch_row(__global const Q_ELEM *q, long4 q_view, const tile *nex
         PREFETCH_FAR(from + at);
 }
 
-/* Scores of six rows against 1 to 4 units of K (a constant where this is called; the loops name the larger bound too, so
- * that they unroll before they are inlined). */
+/* Scores of six rows against 1 to 4 units of K (a constant where this is called; the loops name the larger bound
+ * too, so that they unroll before they are inlined). */
 MUST_INLINE void score_rows(const float *q, const unit_pointer *k, const int units, float16 *scores)
 {
     float16 sum[ROWS][PANEL_UNITS];
@@ -179,26 +180,27 @@ inline void softmax_row(int row, int visible, int units, state *at)
     at->sum[row] = fma(at->sum[row], (float16)(rescale), even_sum + odd_sum);
 }
 
-/* Adds the values of up to 16 units to the accumulators of six rows: one part of V, `vectors` wide (a constant where this
- * is called). The first `all` tokens are seen by every row, of those up to `tokens` each row adds what it sees. */
-MUST_INLINE void add_values(const float *weights, const unit_pointer *v, int part, const int vectors, int all, int tokens,
-                       const int *visible, float16 (*sum)[PART_VECTORS])
+/* Adds the values of up to 16 units to the accumulators of six rows: `vectors` (a constant where this is called)
+ * that begin `offset` into each unit and lie `stride` elements a token apart. The first `all` tokens are seen by
+ * every row, of those up to `tokens` each row adds what it sees. */
+MUST_INLINE void add_values(const float *weights, const unit_pointer *v, int offset, int stride, const int vectors,
+                            int all, int tokens, const int *visible, float16 (*sum)[PART_VECTORS])
 {
     for (int u = 0; u * UNIT_TOKENS < tokens; u++, weights += UNIT_TOKENS) {
-        unit_pointer values = v[u] + part * PART;
+        unit_pointer values = v[u] + offset;
         int end = min(UNIT_TOKENS, tokens - u * UNIT_TOKENS), open = min(UNIT_TOKENS, all - u * UNIT_TOKENS);
         int t = 0;
-        for (; t + 2 <= open; t += 2, values += 2 * vectors * LANES) {
+        for (; t + 2 <= open; t += 2, values += 2 * stride) {
             UNROLL for (int s = 0; s < 2; s++) {
                 float16 x[PART_VECTORS];
                 EACH_OF(i, PART_VECTORS, vectors)
-                    x[i] = LOAD_UNIT(values, s * vectors + i);
+                    x[i] = LOAD_UNIT(values + s * stride, i);
                 UNROLL for (int r = 0; r < ROWS; r++)
                     EACH_OF(i, PART_VECTORS, vectors)
                         sum[r][i] = fma((float16)(weights[r * TILE_TOKENS + t + s]), x[i], sum[r][i]);
             }
         }
-        for (; t < end; t++, values += vectors * LANES) {
+        for (; t < end; t++, values += stride) {
             UNROLL for (int r = 0; r < ROWS; r++) {
                 int16 seen = (int16)(u * UNIT_TOKENS + t < visible[r] ? -1 : 0);
                 float16 weight = (float16)(weights[r * TILE_TOKENS + t]);
@@ -209,9 +211,9 @@ MUST_INLINE void add_values(const float *weights, const unit_pointer *v, int par
     }
 }
 
-/* Writes one part of six finished rows, and their LSE with the first. */
-MUST_INLINE void store_rows(const tile *now, int group, int part, const int vectors, float16 (*sum)[PART_VECTORS],
-                       const state *at, const outputs *to)
+/* Writes vectors of six finished rows, from `first` on, and their LSE with the first. */
+MUST_INLINE void store_rows(const tile *now, int group, int first, const int vectors, float16 (*sum)[PART_VECTORS],
+                            const state *at, const outputs *to)
 {
     UNROLL for (int r = 0; r < ROWS; r++) {
         int row = group * ROWS + r;
@@ -225,22 +227,23 @@ MUST_INLINE void store_rows(const tile *now, int group, int part, const int vect
         EACH_OF(i, PART_VECTORS, vectors) {
             float16 x = sum[r][i] * inverse;
             if (CAN_STREAM && to->stream)
-                STREAM_OUT_VECTOR(x, out, part * PART_VECTORS + i);
+                STREAM_OUT_VECTOR(x, out, first + i);
             else
-                store_out_vector(x, out, part * PART_VECTORS + i);
+                store_out_vector(x, out, first + i);
         }
-        if (part == 0 && to->lse_view.s3 != 0)
+        if (first == 0 && to->lse_view.s3 != 0)
             to->lse[to->lse_view.s0 + token * to->lse_view.s1 + head * to->lse_view.s2] =
                 natural_lse(at->maximum[row], l);
     }
 }
 
-/* Values of a tile of keys for one row group and one part; the last tile that the group sees finishes it. */
-MUST_INLINE void attend_part(const tile *now, int group, int part, const int vectors, const unit_pointer *v, int first_token,
-                        state *at, const outputs *to)
+/* Values of a tile of keys for one row group: `vectors` (a constant where this is called) from `first` on, of a part
+ * `width` vectors wide. The last tile of keys that the group sees finishes it. */
+MUST_INLINE void attend_group(const tile *now, int group, int first, const int vectors, int width,
+                              const unit_pointer *v, int first_token, state *at, const outputs *to)
 {
     const int row = group * ROWS;
-    float16 *acc = at->acc + row * VECTORS + part * PART_VECTORS;
+    float16 *acc = at->acc + row * VECTORS + first;
     int visible[ROWS];
     float16 sum[ROWS][PART_VECTORS];
     UNROLL for (int r = 0; r < ROWS; r++) {
@@ -248,10 +251,11 @@ MUST_INLINE void attend_part(const tile *now, int group, int part, const int vec
         EACH_OF(i, PART_VECTORS, vectors)
             sum[r][i] = acc[r * VECTORS + i] * at->rescale[row + r];
     }
-    add_values((const float *)(at->scores + row * TILE_UNITS), v, part, vectors, clamp(visible[0], 0, TILE_TOKENS),
-               min(visible[ROWS - 1], TILE_TOKENS), visible, sum);
+    int offset = first / PART_VECTORS * PART + first % PART_VECTORS * LANES;
+    add_values((const float *)(at->scores + row * TILE_UNITS), v, offset, width * LANES, vectors,
+               clamp(visible[0], 0, TILE_TOKENS), min(visible[ROWS - 1], TILE_TOKENS), visible, sum);
     if (visible[ROWS - 1] <= TILE_TOKENS) {
-        store_rows(now, group, part, vectors, sum, at, to);
+        store_rows(now, group, first, vectors, sum, at, to);
         return;
     }
     UNROLL for (int r = 0; r < ROWS; r++)
@@ -286,10 +290,14 @@ inline void find_units(__global const KV_ELEM *data, long4 view, __global const 
     }
 }
 
-/* A register tile of scores: as many units as the row group sees. */
+/* Scores of a row group against as many units of a panel as it sees. */
 inline void score_group(const state *at, int group, const unit_pointer *k, int units, float16 *scores)
 {
     const float *q = (const float *)(at->q + group * ROWS * VECTORS);
+#if !WIDE_REGISTERS
+    for (int j = 0; j < PANEL_UNITS && j < units; j++)
+        score_rows(q, k + j, 1, scores + j);
+#else
     if (units >= 4)
         score_rows(q, k, 4, scores);
     else if (units == 3)
@@ -298,6 +306,7 @@ inline void score_group(const state *at, int group, const unit_pointer *k, int u
         score_rows(q, k, 2, scores);
     else
         score_rows(q, k, 1, scores);
+#endif
 }
 
 /* Keys that the rows of a group see from a token on: the last row sees most. */
@@ -354,10 +363,16 @@ inline void attend_tile(__global const KV_ELEM *v, long4 v_view, __global const 
         for (int group = 0; group < now->groups; group++) {
             if (seen_by_group(at, group, first) <= 0)
                 continue;
-            if (part < FULL_PARTS)
-                attend_part(now, group, part, PART_VECTORS, unit, first, at, to);
+            int vector = part * PART_VECTORS, width = part < FULL_PARTS ? PART_VECTORS : LAST_VECTORS;
+#if !WIDE_REGISTERS
+            for (int i = 0; i < width; i++)
+                attend_group(now, group, vector + i, 1, width, unit, first, at, to);
+#else
+            if (width == PART_VECTORS)
+                attend_group(now, group, vector, PART_VECTORS, PART_VECTORS, unit, first, at, to);
             else
-                attend_part(now, group, part, LAST_VECTORS, unit, first, at, to);
+                attend_group(now, group, vector, LAST_VECTORS, LAST_VECTORS, unit, first, at, to);
+#endif
         }
     }
 }
@@ -367,12 +382,10 @@ inline void store_blind(const tile *now, const state *at, const outputs *to)
 {
     float16 zero[ROWS][PART_VECTORS];
     UNROLL for (int r = 0; r < ROWS; r++)
-        UNROLL for (int i = 0; i < PART_VECTORS; i++)
-            zero[r][i] = (float16)(0.0f);
-    for (int group = 0; group < now->groups && seen_by_group(at, group, 0) <= 0; group++) {
-        for (int part = 0; part < PARTS; part++)
-            store_rows(now, group, part, part < FULL_PARTS ? PART_VECTORS : LAST_VECTORS, zero, at, to);
-    }
+        zero[r][0] = (float16)(0.0f);
+    for (int group = 0; group < now->groups && seen_by_group(at, group, 0) <= 0; group++)
+        for (int vector = 0; vector < VECTORS; vector++)
+            store_rows(now, group, vector, 1, zero, at, to);
 }
 
 /* Whether every row of out starts at a vector. */
