@@ -31,6 +31,12 @@
 /* Work-items side by side over the tokens; where there are more, they share out the dims. */
 #define TOKEN_LANES (WORK_GROUP * SCORE_TOKENS < SPLIT_TOKENS ? WORK_GROUP : SPLIT_TOKENS / SCORE_TOKENS)
 #define DIM_PARTS (WORK_GROUP / TOKEN_LANES)
+/* Where the walks have a fixed length, two turns in one spare moving what was read ahead. */
+#ifdef HEAD_DIM
+#define UNROLL_TWICE _Pragma("unroll 2")
+#else
+#define UNROLL_TWICE
+#endif
 /* A split may begin and end inside a block. */
 #if !KV_PAGED
 #define MAX_TILES 1
@@ -52,7 +58,7 @@ typedef struct {
     int block_size, head_dim, octets;
 } split;
 
-inline split make_split(int index, int visible_keys, int block_size, int head_dim)
+static inline split make_split(int index, int visible_keys, int block_size, int head_dim)
 {
     split s;
     s.begin = index * SPLIT_TOKENS;
@@ -65,7 +71,7 @@ inline split make_split(int index, int visible_keys, int block_size, int head_di
     return s;
 }
 
-inline long find_octet(__local const long *tiles, const split *s, long4 view, int value, int position, int index)
+static inline long find_octet(__local const long *tiles, const split *s, long4 view, int value, int position, int index)
 {
     long tile = tiles[BLOCK_OF(position, s->block_size) - s->first_block];
     int token = TOKEN_OF(position, s->block_size);
@@ -82,11 +88,12 @@ inline long find_octet(__local const long *tiles, const split *s, long4 view, in
 
 /* Writes q . k of the split's tokens, four heads each, to products[token]; the work-items that share out the dims write
  * theirs to parts[part - 1][token]. Keys of bad blocks give a number that nobody reads. */
-inline void multiply_keys(__global const KV_ELEM *k, long4 view, const split *s, __local const long *tiles,
+static inline void multiply_keys(__global const KV_ELEM *k, long4 view, const split *s, __local const long *tiles,
                           __local const float4 *query, __local float4 *products, __local float4 *parts)
 {
     int lane = (int)get_local_id(0) % TOKEN_LANES;
     int part = (int)get_local_id(0) / TOKEN_LANES;
+    int turns = s->octets % DIM_PARTS == 0 ? s->octets / DIM_PARTS : (s->octets - part + DIM_PARTS - 1) / DIM_PARTS;
     long octet_stride = KEY_OCTET_STRIDE(s->block_size);
     for (int first = lane; first < s->count; first += TOKEN_LANES * SCORE_TOKENS) {
         float4 sums[SCORE_TOKENS];
@@ -101,13 +108,14 @@ inline void multiply_keys(__global const KV_ELEM *k, long4 view, const split *s,
             if (part < s->octets)
                 ahead[i] = read_octet(k, at[i] + part * octet_stride, OCTET_STEP(0), s->head_dim - part * 8);
         }
-        for (int c = part; c < s->octets; c += DIM_PARTS) {
+        UNROLL_TWICE
+        for (int turn = 0; turn < turns; turn++) {
             float8 keys[SCORE_TOKENS];
-            int next = c + DIM_PARTS;
+            int c = part + turn * DIM_PARTS, next = c + DIM_PARTS;
 #pragma unroll
             for (int i = 0; i < SCORE_TOKENS; i++) {
                 octet current = ahead[i];
-                if (next < s->octets)
+                if (turn + 1 < turns)
                     ahead[i] = read_octet(k, at[i] + next * octet_stride, OCTET_STEP(0), s->head_dim - next * 8);
                 keys[i] = widen_octet(current);
             }
@@ -121,15 +129,16 @@ inline void multiply_keys(__global const KV_ELEM *k, long4 view, const split *s,
     }
 }
 
-/* Turns products into scores, NEGATIVE where hidden; returns the work-item's maximum. */
-inline float4 mask_scores(const split *s, __local const long *v_tiles, __local float4 *products,
-                          __local const float4 *parts, int first_head)
+/* Turns products into scores, NEGATIVE where hidden; returns the work-item's maximum. `whole`: every key is there. */
+static inline float4 mask_scores(const split *s, int whole, __local const long *v_tiles,
+                                 __local float4 *products, __local const float4 *parts, int first_head)
 {
     float4 maximum = (float4)(NEGATIVE);
     for (int token = (int)get_local_id(0); token < SPLIT_TOKENS; token += WORK_GROUP) {
         int key = s->begin + token;
         float4 x = (float4)(NEGATIVE);
-        if (token < s->count && v_tiles[BLOCK_OF(key, s->block_size) - s->first_block] >= 0 && visible(key, s->last)) {
+        int there = whole || (token < s->count && v_tiles[BLOCK_OF(key, s->block_size) - s->first_block] >= 0);
+        if (there && visible(key, s->last)) {
             x = products[token];
             for (int part = 1; part < DIM_PARTS; part++)
                 x += parts[(part - 1) * SPLIT_TOKENS + token];
@@ -142,7 +151,7 @@ inline float4 mask_scores(const split *s, __local const long *v_tiles, __local f
 }
 
 /* The maximum or the sum over the work-group, in a fixed tree. Every work-item takes part. */
-inline float4 reduce_max(float4 x, __local float4 *scratch)
+static inline float4 reduce_max(float4 x, __local float4 *scratch)
 {
     int lane = (int)get_local_id(0);
     scratch[lane] = x;
@@ -157,7 +166,7 @@ inline float4 reduce_max(float4 x, __local float4 *scratch)
     return all;
 }
 
-inline float4 reduce_sum(float4 x, __local float4 *scratch)
+static inline float4 reduce_sum(float4 x, __local float4 *scratch)
 {
     int lane = (int)get_local_id(0);
     scratch[lane] = x;
@@ -173,7 +182,7 @@ inline float4 reduce_sum(float4 x, __local float4 *scratch)
 }
 
 /* Turns scores into weights under the maximum; returns the work-item's sum. */
-inline float4 weigh_scores(__local float4 *scores, float4 maximum)
+static inline float4 weigh_scores(__local float4 *scores, float4 maximum)
 {
     float4 sum = (float4)(0.0f);
     for (int token = (int)get_local_id(0); token < SPLIT_TOKENS; token += WORK_GROUP) {
@@ -184,55 +193,92 @@ inline float4 weigh_scores(__local float4 *scores, float4 maximum)
     return sum;
 }
 
-/* Value octets of tokens token, token + step, ...; zero where there is none or its block is bad. */
-inline void read_values(octet *ahead, __global const KV_ELEM *v, long4 view, const split *s,
-                        __local const long *tiles, int token, int step, int octet_index)
+/* A work-item's place in the walk over the values: octet `lane` of a pass, tokens `group`, group + groups, ... Those
+ * left over where lanes do not divide the work-group hold no token. `exact`: every token that the walk meets is there,
+ * and so is every octet. */
+typedef struct {
+    int lanes, groups, lane, group;
+    int exact;
+} value_place;
+
+static inline value_place place_values(const split *s, int whole)
+{
+    int id = (int)get_local_id(0);
+    value_place at;
+    at.lanes = min(s->octets, WORK_GROUP);
+    at.groups = WORK_GROUP / at.lanes;
+    at.lane = id % at.lanes;
+    at.group = id / at.lanes < at.groups ? id / at.lanes : SPLIT_TOKENS;
+    at.exact = whole && SPLIT_TOKENS % (at.groups * VALUE_TOKENS) == 0 && s->octets % at.lanes == 0 &&
+               at.groups * at.lanes == WORK_GROUP;
+    return at;
+}
+
+/* Value octets of the work-item's tokens from `token` on; zero where there is none or its block is bad. */
+static inline void read_values(octet *ahead, __global const KV_ELEM *v, long4 view, const split *s,
+                               __local const long *tiles, const value_place *at, int token, int index)
 {
 #pragma unroll
     for (int i = 0; i < VALUE_TOKENS; i++) {
-        int key = s->begin + token + i * step;
-        ahead[i] = OCTET_ZERO;
-        if (octet_index < s->octets && token + i * step < s->count &&
-            tiles[BLOCK_OF(key, s->block_size) - s->first_block] >= 0)
-            ahead[i] = read_octet(v, find_octet(tiles, s, view, 1, key, octet_index), OCTET_STEP(1),
-                                  s->head_dim - octet_index * 8);
+        int key = s->begin + token + i * at->groups;
+        if (!at->exact) {
+            ahead[i] = OCTET_ZERO;
+            if (index >= s->octets || token + i * at->groups >= s->count ||
+                tiles[BLOCK_OF(key, s->block_size) - s->first_block] < 0)
+                continue;
+        }
+        ahead[i] =
+            read_octet(v, find_octet(tiles, s, view, 1, key, index), OCTET_STEP(1), s->head_dim - index * 8);
     }
 }
 
-/* A work-item's place in the walk over the values: octet `lane` of a pass, tokens `group`, group + groups, ... Those
- * left over where lanes do not divide the work-group hold no token. */
-typedef struct {
-    int lanes, groups, lane, group;
-} value_place;
-
-/* The weighted values of four heads: sums[head] over the work-item's tokens. `ahead` holds its first ones. */
-inline void add_values(float8 *sums, octet *ahead, __global const KV_ELEM *v, long4 view, const split *s,
-                       const value_place *at, __local const long *tiles, __local const float4 *weights, int index)
+static inline void add_value(float8 *sums, octet x, float4 weight)
 {
-    for (int i = 0; i < 4; i++)
-        sums[i] = (float8)(0.0f);
-    for (int token = at->group; token < s->count; token += at->groups * VALUE_TOKENS) {
-        octet current[VALUE_TOKENS];
+    float8 value = widen_octet(x);
+    sums[0] = fma((float8)(weight.s0), value, sums[0]);
+    sums[1] = fma((float8)(weight.s1), value, sums[1]);
+    sums[2] = fma((float8)(weight.s2), value, sums[2]);
+    sums[3] = fma((float8)(weight.s3), value, sums[3]);
+}
+
+/* The weighted values of four heads: sums[head] over the work-item's tokens. `ahead` holds its first ones. Both walks
+ * add the same numbers in the same order. */
+static inline void add_values(float8 *sums, octet *ahead, __global const KV_ELEM *v, long4 view, const split *s,
+                              const value_place *at, __local const long *tiles, __local const float4 *weights,
+                              int index)
+{
+    octet current[VALUE_TOKENS];
+    int step = at->groups * VALUE_TOKENS;
+    if (at->exact) {
+        int turns = SPLIT_TOKENS / step;
+        UNROLL_TWICE
+        for (int turn = 0; turn < turns; turn++) {
+            int token = at->group + turn * step;
+#pragma unroll
+            for (int i = 0; i < VALUE_TOKENS; i++)
+                current[i] = ahead[i];
+            if (turn + 1 < turns)
+                read_values(ahead, v, view, s, tiles, at, token + step, index);
+#pragma unroll
+            for (int i = 0; i < VALUE_TOKENS; i++)
+                add_value(sums, current[i], weights[token + i * at->groups]);
+        }
+        return;
+    }
+    for (int token = at->group; token < s->count; token += step) {
 #pragma unroll
         for (int i = 0; i < VALUE_TOKENS; i++)
             current[i] = ahead[i];
-        read_values(ahead, v, view, s, tiles, token + at->groups * VALUE_TOKENS, at->groups, index);
+        read_values(ahead, v, view, s, tiles, at, token + step, index);
 #pragma unroll
-        for (int i = 0; i < VALUE_TOKENS; i++) {
-            if (token + i * at->groups < s->count) {
-                float4 weight = weights[token + i * at->groups];
-                float8 value = widen_octet(current[i]);
-                sums[0] = fma((float8)(weight.s0), value, sums[0]);
-                sums[1] = fma((float8)(weight.s1), value, sums[1]);
-                sums[2] = fma((float8)(weight.s2), value, sums[2]);
-                sums[3] = fma((float8)(weight.s3), value, sums[3]);
-            }
-        }
+        for (int i = 0; i < VALUE_TOKENS; i++)
+            if (token + i * at->groups < s->count)
+                add_value(sums, current[i], weights[token + i * at->groups]);
     }
 }
 
 /* Adds up one head's sums over the work-items that hold the same dims and writes them to its partial. */
-inline void store_values(float8 sum, __local float4 *scratch, __global float *accumulator, const value_place *at,
+static inline void store_values(float8 sum, __local float4 *scratch, __global float *accumulator, const value_place *at,
                          int first_octet, int head_dim)
 {
     int id = (int)get_local_id(0);
@@ -249,7 +295,7 @@ inline void store_values(float8 sum, __local float4 *scratch, __global float *ac
     barrier(CLK_LOCAL_MEM_FENCE);
 }
 
-inline void store_sums(float4 maximum, float4 sum, __global float *partial, int stride, int heads, int head_dim)
+static inline void store_sums(float4 maximum, float4 sum, __global float *partial, int stride, int heads, int head_dim)
 {
     if (get_local_id(0) != 0)
         return;
@@ -262,21 +308,27 @@ inline void store_sums(float4 maximum, float4 sum, __global float *partial, int 
 }
 
 /* Where the split's tiles of K and V start. A bad block has a V tile of -1; its K tile is that of block 0, which is
- * there, so that reading needs no branch, and its scores are hidden. */
-inline void find_tiles(__global const int *table, int first, const split *s, int num_blocks, long4 k_view, long4 v_view,
-                       int kv_head, __local long *k_tiles, __local long *v_tiles)
+ * there, so that reading needs no branch, and its scores are hidden. *bad = 1 where there is one. */
+static inline void find_tiles(__global const int *table, int first, const split *s, int num_blocks, long4 k_view,
+                              long4 v_view, int kv_head, __local long *k_tiles, __local long *v_tiles,
+                              __local int *bad)
 {
+    if (get_local_id(0) == 0)
+        *bad = 0;
+    barrier(CLK_LOCAL_MEM_FENCE);
     int count = s->count > 0 ? BLOCK_OF(s->begin + s->count - 1, s->block_size) - s->first_block + 1 : 0;
     for (int i = (int)get_local_id(0); i < count; i += WORK_GROUP) {
         long v_tile = find_tile(table, first, s->first_block + i, num_blocks, v_view, kv_head);
         k_tiles[i] = v_tile < 0 ? tile_start(k_view, 0, kv_head)
                                 : find_tile(table, first, s->first_block + i, num_blocks, k_view, kv_head);
         v_tiles[i] = v_tile;
+        if (v_tile < 0)
+            atomic_or(bad, 1);
     }
 }
 
 /* Four query heads, scaled; zero beyond the group and in dims that only fill an octet. */
-inline void load_query(__global const Q_ELEM *q, long head_stride, int heads, int head_dim, float scale_log2,
+static inline void load_query(__global const Q_ELEM *q, long head_stride, int heads, int head_dim, float scale_log2,
                        __local float4 *out)
 {
     for (int dim = (int)get_local_id(0); dim < (head_dim + 7) / 8 * 8; dim += WORK_GROUP) {
@@ -301,17 +353,15 @@ kvl_decode(__global const Q_ELEM *q, long4 q_view, __global const KV_ELEM *k, lo
 {
     __local float4 query[DIM_CAPACITY], scores[SPLIT_TOKENS], scratch[SCRATCH];
     __local long k_tiles[MAX_TILES], v_tiles[MAX_TILES];
+    __local int bad;
     __global const int *item = meta + work.s1 + (int)get_group_id(0) * SPLIT_INTS;
     __global const int *row = meta + work.s0 + item[SPLIT_ROW] * ROW_INTS;
-    int kv_head = (int)get_group_id(1), id = (int)get_local_id(0);
-    int group = SHAPE_GROUP(shape);
+    int kv_head = (int)get_group_id(1), group = SHAPE_GROUP(shape);
     split s = make_split(item[SPLIT_INDEX], row[ROW_VISIBLE], SHAPE_BLOCK_SIZE(shape), SHAPE_HEAD_DIM(shape));
-    find_tiles(table, row[ROW_TABLE], &s, work.s3, k_view, v_view, kv_head, k_tiles, v_tiles);
-    value_place at;
-    at.lanes = min(s.octets, WORK_GROUP);
-    at.groups = WORK_GROUP / at.lanes;
-    at.lane = id % at.lanes;
-    at.group = id / at.lanes < at.groups ? id / at.lanes : SPLIT_TOKENS;
+    find_tiles(table, row[ROW_TABLE], &s, work.s3, k_view, v_view, kv_head, k_tiles, v_tiles, &bad);
+    barrier(CLK_LOCAL_MEM_FENCE);
+    int whole = s.count == SPLIT_TOKENS && !bad;
+    value_place at = place_values(&s, whole);
     int stride = PARTIAL_STRIDE(s.head_dim);
 
     for (int first = 0; first < group; first += 4) {
@@ -321,9 +371,9 @@ kvl_decode(__global const Q_ELEM *q, long4 q_view, __global const KV_ELEM *k, lo
         barrier(CLK_LOCAL_MEM_FENCE);
         multiply_keys(k, k_view, &s, k_tiles, query, scores, scratch);
         octet ahead[VALUE_TOKENS];
-        read_values(ahead, v, v_view, &s, v_tiles, at.group, at.groups, at.lane);
+        read_values(ahead, v, v_view, &s, v_tiles, &at, at.group, at.lane);
         barrier(CLK_LOCAL_MEM_FENCE);
-        float4 maximum = mask_scores(&s, v_tiles, scores, scratch, first_head);
+        float4 maximum = mask_scores(&s, whole, v_tiles, scores, scratch, first_head);
         barrier(CLK_LOCAL_MEM_FENCE);
         maximum = reduce_max(maximum, scratch);
         float4 sum = reduce_sum(weigh_scores(scores, maximum), scratch);
@@ -332,9 +382,9 @@ kvl_decode(__global const Q_ELEM *q, long4 q_view, __global const KV_ELEM *k, lo
             partials + ((long)(row[ROW_PARTIAL] + item[SPLIT_INDEX]) * shape.s0 + first_head) * stride;
         store_sums(maximum, sum, partial, stride, heads, s.head_dim);
         for (int pass = 0; pass < s.octets; pass += at.lanes) {
-            float8 sums[4];
+            float8 sums[4] = {0.0f, 0.0f, 0.0f, 0.0f};
             if (pass > 0)
-                read_values(ahead, v, v_view, &s, v_tiles, at.group, at.groups, pass + at.lane);
+                read_values(ahead, v, v_view, &s, v_tiles, &at, at.group, pass + at.lane);
             add_values(sums, ahead, v, v_view, &s, &at, v_tiles, scores, pass + at.lane);
             store_values(sums[0], scratch, partial, &at, pass, s.head_dim);
             if (heads > 1)
@@ -347,7 +397,7 @@ kvl_decode(__global const Q_ELEM *q, long4 q_view, __global const KV_ELEM *k, lo
     }
 }
 
-inline void store_output(fold_node root, __global OUT_ELEM *out, int quad, int head_dim)
+static inline void store_output(fold_node root, __global OUT_ELEM *out, int quad, int head_dim)
 {
     int dim = quad * 4;
     STORE_OUT(normalise(root.sum.s0, root.l), out, dim);

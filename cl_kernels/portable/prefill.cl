@@ -44,8 +44,10 @@
 /* What keeps the accumulators in registers, where there are few enough of them. */
 #if OWN_OCTETS * DIM_QUADS <= 4
 #define UNROLL _Pragma("unroll")
+#define UNROLL_TWICE _Pragma("unroll 2")
 #else
 #define UNROLL
+#define UNROLL_TWICE
 #endif
 /* Work-items that share a row in the softmax. */
 #define ROW_PARTS (WORK_GROUP > TILE_ROWS ? WORK_GROUP / TILE_ROWS : 1)
@@ -66,7 +68,7 @@ typedef struct {
     int token;
 } key_place;
 
-inline void find_keys(__global const int *table, const row_tile *t, long4 k_view, long4 v_view, int first_key,
+static inline void find_keys(__global const int *table, const row_tile *t, long4 k_view, long4 v_view, int first_key,
                       __local key_place *keys)
 {
     for (int i = (int)get_local_id(0); i < KEY_TILE; i += WORK_GROUP) {
@@ -85,7 +87,7 @@ inline void find_keys(__global const int *table, const row_tile *t, long4 k_view
 }
 
 /* Dims first_dim .. + STAGE_DIMS - 1 of the rows' queries, scaled, as [dim][row]; zero where there is none. */
-inline void stage_query(__global const Q_ELEM *q, __local const long *row_starts, int first_dim, int head_dim,
+static inline void stage_query(__global const Q_ELEM *q, __local const long *row_starts, int first_dim, int head_dim,
                         float scale_log2, __local float *out)
 {
     for (int i = (int)get_local_id(0); i < TILE_ROWS * (STAGE_DIMS / 8); i += WORK_GROUP) {
@@ -101,7 +103,7 @@ inline void stage_query(__global const Q_ELEM *q, __local const long *row_starts
 }
 
 /* The same of the keys, as [dim][key]. */
-inline void stage_keys(__global const KV_ELEM *k, long4 view, const row_tile *t, __local const key_place *keys,
+static inline void stage_keys(__global const KV_ELEM *k, long4 view, const row_tile *t, __local const key_place *keys,
                        int first_dim, __local float *out)
 {
     for (int i = (int)get_local_id(0); i < KEY_TILE * (STAGE_DIMS / 8); i += WORK_GROUP) {
@@ -125,7 +127,7 @@ inline void stage_keys(__global const KV_ELEM *k, long4 view, const row_tile *t,
 }
 
 /* The values of STAGE_KEYS keys from first_key of the tile, as [key][dim]. */
-inline void stage_values(__global const KV_ELEM *v, long4 view, const row_tile *t, __local const key_place *keys,
+static inline void stage_values(__global const KV_ELEM *v, long4 view, const row_tile *t, __local const key_place *keys,
                          int first_key, __local float4 *out)
 {
     int octets = (t->head_dim + 7) / 8;
@@ -143,12 +145,13 @@ inline void stage_values(__global const KV_ELEM *v, long4 view, const row_tile *
 }
 
 /* sums[octet][quad][key] += q . k over the staged dims. */
-inline void multiply_stage(float8 (*sums)[KEY_QUADS][4], __local const float *query, __local const float *keys,
+static inline void multiply_stage(float8 (*sums)[KEY_QUADS][4], __local const float *query, __local const float *keys,
                            int dims)
 {
     int lane = (int)get_local_id(0) % LANES, octet_index = (int)get_local_id(0) / LANES;
     if (lane >= KEY_TILE / 4)
         return;
+    UNROLL_TWICE
     for (int d = 0; d < dims; d++) {
 UNROLL
         for (int i = 0; i < OWN_OCTETS; i++) {
@@ -166,7 +169,7 @@ UNROLL
 }
 
 /* Writes the products as [key][row]. */
-inline void store_products(float8 (*sums)[KEY_QUADS][4], __local float *products)
+static inline void store_products(float8 (*sums)[KEY_QUADS][4], __local float *products)
 {
     int lane = (int)get_local_id(0) % LANES, octet_index = (int)get_local_id(0) / LANES;
     if (lane >= KEY_TILE / 4)
@@ -182,7 +185,7 @@ inline void store_products(float8 (*sums)[KEY_QUADS][4], __local float *products
 
 /* Turns products into scores, NEGATIVE where hidden, and finds the rows' maxima over the keys of each part, as
  * [part][row]. */
-inline void mask_scores(__local float *scores, const row_tile *t, __local const key_place *keys, int first_key,
+static inline void mask_scores(__local float *scores, const row_tile *t, __local const key_place *keys, int first_key,
                         __local const int *row_last, __local const int *row_head, __local float *maxima)
 {
     for (int i = (int)get_local_id(0); i < TILE_ROWS * ROW_PARTS; i += WORK_GROUP) {
@@ -200,7 +203,7 @@ inline void mask_scores(__local float *scores, const row_tile *t, __local const 
 }
 
 /* The running maximum m of a row with those of this tile. */
-inline float join_maxima(float m, __local const float *maxima, int row)
+static inline float join_maxima(float m, __local const float *maxima, int row)
 {
     for (int part = 0; part < ROW_PARTS; part++)
         m = fmax(m, maxima[part * TILE_ROWS + row]);
@@ -208,7 +211,7 @@ inline float join_maxima(float m, __local const float *maxima, int row)
 }
 
 /* Turns scores into weights; their sums as [part][row]. `hidden` is the weight that hidden keys are given. */
-inline void weigh_rows(__local float *scores, __local const float *row_m, __local const float *maxima,
+static inline void weigh_rows(__local float *scores, __local const float *row_m, __local const float *maxima,
                        __local float *part_sums, float hidden)
 {
     for (int i = (int)get_local_id(0); i < TILE_ROWS * ROW_PARTS; i += WORK_GROUP) {
@@ -225,7 +228,7 @@ inline void weigh_rows(__local float *scores, __local const float *row_m, __loca
 }
 
 /* Moves the rows' running maximum and sum on; row_factor = what their accumulators are rescaled by. */
-inline void update_rows(__local float *row_m, __local float *row_l, __local float *row_factor,
+static inline void update_rows(__local float *row_m, __local float *row_l, __local float *row_factor,
                         __local const float *maxima, __local const float *part_sums)
 {
     for (int row = (int)get_local_id(0); row < TILE_ROWS; row += WORK_GROUP) {
@@ -239,7 +242,7 @@ inline void update_rows(__local float *row_m, __local float *row_l, __local floa
     }
 }
 
-inline void rescale(float8 (*sums)[DIM_QUADS][4], __local const float *row_factor)
+static inline void rescale(float8 (*sums)[DIM_QUADS][4], __local const float *row_factor)
 {
     int octet_index = (int)get_local_id(0) / LANES;
     UNROLL
@@ -251,39 +254,49 @@ inline void rescale(float8 (*sums)[DIM_QUADS][4], __local const float *row_facto
     }
 }
 
-/* sums[octet][quad][dim] += weight * value over the staged keys. Where not every row sees every key of the tile
- * (`whole` is 0), what a row does not see is left out, whatever it holds. */
-inline void add_stage(float8 (*sums)[DIM_QUADS][4], __local const float *weights, __local const float4 *values,
-                      int head_dim, int whole)
+/* sums[octet][quad][dim] += weight * value of one key. Where not every row sees every key of the tile (`whole` is 0),
+ * what a row does not see is left out, whatever it holds. */
+static inline void add_key(float8 (*sums)[DIM_QUADS][4], __local const float *weights, __local const float4 *values,
+                           int head_dim, int whole)
 {
     int lane = (int)get_local_id(0) % LANES, octet_index = (int)get_local_id(0) / LANES;
-    for (int key = 0; key < STAGE_KEYS; key++) {
+    UNROLL
+    for (int i = 0; i < OWN_OCTETS; i++) {
+        float8 rows = *(__local const float8 *)(weights + (octet_index + i * WORK_GROUP) * 8);
         UNROLL
-        for (int i = 0; i < OWN_OCTETS; i++) {
-            float8 rows = *(__local const float8 *)(weights + key * TILE_ROWS + (octet_index + i * WORK_GROUP) * 8);
-            UNROLL
-            for (int j = 0; j < DIM_QUADS; j++) {
-                int quad = lane + j * LANES;
-                if (quad * 4 >= head_dim)
-                    continue;
-                float4 four = values[key * (DIM_CAPACITY / 4) + quad];
-                float8 sum0 = fma(rows, (float8)(four.s0), sums[i][j][0]);
-                float8 sum1 = fma(rows, (float8)(four.s1), sums[i][j][1]);
-                float8 sum2 = fma(rows, (float8)(four.s2), sums[i][j][2]);
-                float8 sum3 = fma(rows, (float8)(four.s3), sums[i][j][3]);
-                if (!whole) {
-                    int8 hidden = rows < (float8)(0.0f);
-                    sum0 = select(sum0, sums[i][j][0], hidden);
-                    sum1 = select(sum1, sums[i][j][1], hidden);
-                    sum2 = select(sum2, sums[i][j][2], hidden);
-                    sum3 = select(sum3, sums[i][j][3], hidden);
-                }
-                sums[i][j][0] = sum0;
-                sums[i][j][1] = sum1;
-                sums[i][j][2] = sum2;
-                sums[i][j][3] = sum3;
+        for (int j = 0; j < DIM_QUADS; j++) {
+            int quad = lane + j * LANES;
+            if (quad * 4 >= head_dim)
+                continue;
+            float4 four = values[quad];
+            float8 sum0 = fma(rows, (float8)(four.s0), sums[i][j][0]);
+            float8 sum1 = fma(rows, (float8)(four.s1), sums[i][j][1]);
+            float8 sum2 = fma(rows, (float8)(four.s2), sums[i][j][2]);
+            float8 sum3 = fma(rows, (float8)(four.s3), sums[i][j][3]);
+            if (!whole) {
+                int8 hidden = rows < (float8)(0.0f);
+                sum0 = select(sum0, sums[i][j][0], hidden);
+                sum1 = select(sum1, sums[i][j][1], hidden);
+                sum2 = select(sum2, sums[i][j][2], hidden);
+                sum3 = select(sum3, sums[i][j][3], hidden);
             }
+            sums[i][j][0] = sum0;
+            sums[i][j][1] = sum1;
+            sums[i][j][2] = sum2;
+            sums[i][j][3] = sum3;
         }
+    }
+}
+
+static inline void add_stage(float8 (*sums)[DIM_QUADS][4], __local const float *weights, __local const float4 *values,
+                             int head_dim, int whole)
+{
+    UNROLL_TWICE
+    for (int key = 0; key < STAGE_KEYS; key++) {
+        if (whole)
+            add_key(sums, weights + key * TILE_ROWS, values + key * (DIM_CAPACITY / 4), head_dim, 1);
+        else
+            add_key(sums, weights + key * TILE_ROWS, values + key * (DIM_CAPACITY / 4), head_dim, 0);
     }
 }
 
@@ -293,7 +306,7 @@ inline void add_stage(float8 (*sums)[DIM_QUADS][4], __local const float *weights
         (float4)(sums[i][j][0].s##R, sums[i][j][1].s##R, sums[i][j][2].s##R, sums[i][j][3].s##R);
 
 /* Writes the rows' outputs, by way of local memory so that neighbours write neighbouring dims. */
-inline void store_output(float8 (*sums)[DIM_QUADS][4], __local float4 *stage, __local const long *out_starts,
+static inline void store_output(float8 (*sums)[DIM_QUADS][4], __local float4 *stage, __local const long *out_starts,
                          __local const float *row_l, __global OUT_ELEM *out, int head_dim)
 {
     int id = (int)get_local_id(0), lane = id % LANES, octet_index = id / LANES;
@@ -320,7 +333,7 @@ inline void store_output(float8 (*sums)[DIM_QUADS][4], __local float4 *stage, __
 }
 
 /* The tile of an item, from the sequence's entry. */
-inline row_tile make_tile(__global const int *entry, __global const int *item, int tile_queries, int num_blocks,
+static inline row_tile make_tile(__global const int *entry, __global const int *item, int tile_queries, int num_blocks,
                           int group, int block_size, int head_dim)
 {
     row_tile t;
@@ -342,7 +355,7 @@ inline row_tile make_tile(__global const int *entry, __global const int *item, i
 
 /* Offsets of the tile's rows in q or out, -1 where it has none: row r is query r / tile_heads of the tile and head
  * r % tile_heads of it. */
-inline void place_rows(__local long *starts, long4 view, __global const int *entry, __global const int *item,
+static inline void place_rows(__local long *starts, long4 view, __global const int *entry, __global const int *item,
                        int tile_queries, int tile_heads, int group, int first_head)
 {
     for (int row = (int)get_local_id(0); row < TILE_ROWS; row += WORK_GROUP) {
@@ -355,9 +368,9 @@ inline void place_rows(__local long *starts, long4 view, __global const int *ent
 }
 
 /* Scores of the tile's rows and the keys placed, still in the work-items that computed them. */
-inline void score_keys(float8 (*sums)[KEY_QUADS][4], __global const Q_ELEM *q, __global const KV_ELEM *k, long4 k_view,
-                       const row_tile *t, __local const long *row_starts, __local const key_place *keys,
-                       float scale_log2, __local float *stage)
+static inline void score_keys(float8 (*sums)[KEY_QUADS][4], __global const Q_ELEM *q, __global const KV_ELEM *k,
+                              long4 k_view, const row_tile *t, __local const long *row_starts,
+                              __local const key_place *keys, float scale_log2, __local float *stage)
 {
     for (int i = 0; i < OWN_OCTETS; i++)
         for (int j = 0; j < KEY_QUADS * 4; j++)
