@@ -217,6 +217,12 @@ reference_seq problem_reference_seq(const problem *problem, int32_t index)
     return out;
 }
 
+int32_t problem_stored_dims(const problem_geometry *g)
+{
+    bool zeros = g->view == PROBLEM_PACKED && g->layout == KVLEAF_LAYOUT_SWIZZLE8;
+    return zeros ? (g->head_dim + 63) / 64 * 64 : g->head_dim;
+}
+
 static void fill_kv(problem *problem)
 {
     const problem_geometry *g = &problem->geometry;
@@ -227,13 +233,14 @@ static void fill_kv(problem *problem)
         uint32_t id = problem->seqs[i].id;
         for (int64_t t = 0; t < seq.kv_len; t++) {
             for (int32_t h = 0; h < g->num_kv_heads; h++) {
-                for (int32_t d = 0; d < g->head_dim; d++) {
+                for (int32_t d = 0; d < problem_stored_dims(g); d++) {
+                    bool there = d < g->head_dim;
                     reference_store(g->kv_dtype, problem->k.host,
                                     reference_seq_index(&problem->kv, &seq, false, t, h, d),
-                                    problem_value(problem, PROBLEM_K, id, t, h, d));
+                                    there ? problem_value(problem, PROBLEM_K, id, t, h, d) : 0.0f);
                     reference_store(g->kv_dtype, problem->v.host,
                                     reference_seq_index(&problem->kv, &seq, true, t, h, d),
-                                    problem_value(problem, PROBLEM_V, id, t, h, d));
+                                    there ? problem_value(problem, PROBLEM_V, id, t, h, d) : 0.0f);
                 }
             }
         }

@@ -147,6 +147,8 @@ void problem_array_guard(problem_array *array);
 void problem_array_poison(problem_array *array, problem_poison poison);
 float problem_value(const problem *problem, problem_what what, uint32_t id, int64_t position, int32_t head,
                     int32_t dim);
+/* Dims of a token that its layout stores: those behind head_dim are zeros. */
+int32_t problem_stored_dims(const problem_geometry *geometry);
 reference_seq problem_reference_seq(const problem *problem, int32_t index);
 void problem_fail(problem_report *report, const char *format, ...);
 

@@ -88,11 +88,12 @@ static void store_expected(const problem *problem, const problem_array *source, 
     const problem_geometry *g = &problem->geometry;
     for (int32_t t = 0; t < problem->total_q; t++) {
         for (int32_t h = 0; slots[t] >= 0 && h < g->num_kv_heads; h++)
-            for (int32_t d = 0; d < g->head_dim; d++)
+            for (int32_t d = 0; d < problem_stored_dims(g); d++)
                 reference_store(
                     g->kv_dtype, expected,
                     reference_kv_index(&problem->kv, value, slots[t] / g->block_size, slots[t] % g->block_size, h, d),
-                    reference_load(source->dtype, source->host, problem_array_at(source, t, h, d)));
+                    d < g->head_dim ? reference_load(source->dtype, source->host, problem_array_at(source, t, h, d))
+                                    : 0.0f);
     }
 }
 

@@ -63,8 +63,7 @@ typedef struct bits_case {
 
 static const bits_case cases[] = {
     {"f32 b16", KVLEAF_F32, 64, 16},
-    {"f16 b16", KVLEAF_F16, 64, 16},
-    {"f32 b4", KVLEAF_F32, 16, 4},
+    {"f16 b4", KVLEAF_F16, 16, 4},
 };
 
 static rig_params params_of(const bits_case *at)

@@ -460,8 +460,10 @@ def test_cut_model(bench):
 
 
 TESTS = {"usage": test_usage, "requests": test_requests, "model-files": test_model_files,
-         "streams": test_streams, "text": test_text, "cut-model": test_cut_model,
-         "golden": test_golden, "cache-dtypes": test_cache_dtypes, "independence": test_independence}
+         "streams": test_streams,
+         "text": test_text, "cut-model": test_cut_model, "golden": test_golden,
+         "cache-dtypes": test_cache_dtypes,
+         "independence": test_independence}
 
 
 def main():

@@ -3,7 +3,8 @@
  * a place of its own inside the tile; offsets beyond 32 bits; names and what AUTO becomes. */
 #include "moves.h"
 
-static const kvleaf_layout packed[] = {KVLEAF_LAYOUT_ROWS, KVLEAF_LAYOUT_CPU16, KVLEAF_LAYOUT_DIM8};
+static const kvleaf_layout packed[] = {KVLEAF_LAYOUT_ROWS, KVLEAF_LAYOUT_CPU16, KVLEAF_LAYOUT_DIM8,
+                                       KVLEAF_LAYOUT_SWIZZLE8};
 
 /* Writes tile_offset of every element of a tile, K first, then V; and tile_start of fake ids. */
 static const char kernel_text[] =
@@ -154,6 +155,8 @@ static void test_known_places(void **state)
         {KVLEAF_LAYOUT_CPU16, true, 32, 72, 17, 71, 16 * 80 + 64 * 16 + 1 * 16 + 7},
         {KVLEAF_LAYOUT_DIM8, false, 16, 128, 3, 13, 1 * 16 * 8 + 3 * 8 + 5},
         {KVLEAF_LAYOUT_DIM8, true, 8, 20, 3, 13, 3 * 24 + 13},
+        {KVLEAF_LAYOUT_SWIZZLE8, false, 16, 128, 11, 70, 8 * 128 + 512 + 3 * 64 + (0 ^ 3) * 8 + 6},
+        {KVLEAF_LAYOUT_SWIZZLE8, true, 8, 80, 5, 17, 5 * 64 + (2 ^ 5) * 8 + 1},
     };
     for (int i = 0; i < COUNT(places); i++)
         assert_int_equal(kvleaf_layout_offset(places[i].layout, places[i].value, places[i].block_size,
@@ -167,7 +170,7 @@ static void test_known_places(void **state)
 static void test_names(void **state)
 {
     (void)state;
-    static const char *const names[] = {"auto", "strided", "rows", "cpu16", "dim8"};
+    static const char *const names[] = {"auto", "strided", "rows", "cpu16", "dim8", "swizzle8"};
     for (int i = 0; i < COUNT(names); i++)
         assert_string_equal(kvleaf_layout_name((kvleaf_layout)i), names[i]);
     assert_string_equal(kvleaf_layout_name((kvleaf_layout)99), "?");

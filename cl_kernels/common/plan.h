@@ -16,6 +16,16 @@
 #define SPLIT_ROW 0
 #define SPLIT_INDEX 1
 
+/* The same for a kernel that folds its splits itself: run r covers splits r * run_splits .. + run_splits - 1 of the row. The
+ * row's fields are repeated, so that a work-group has all of its task in one read. */
+#define RUN_INTS 8
+#define RUN_ROW 0
+#define RUN_INDEX 1
+#define RUN_Q_TOKEN 2
+#define RUN_VISIBLE 3
+#define RUN_TABLE 4
+#define RUN_PARTIAL 5
+
 /* A sequence of the prefill family. */
 #define ENTRY_INTS 8
 #define ENTRY_Q_START 0     /* first row of q, out and lse */
@@ -58,4 +68,5 @@
 #define LAYOUT_ROWS 2
 #define LAYOUT_CPU16 3
 #define LAYOUT_DIM8 4
+#define LAYOUT_SWIZZLE8 5
 #endif

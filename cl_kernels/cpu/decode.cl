@@ -102,7 +102,7 @@ typedef const float16 *unit_pointer;
 #define VECTOR_BYTES (LANES * (int)sizeof(KV_ELEM))
 
 /* Scores of a tile of heads against four units. q: the tile's rows. scores: where the first row's go. */
-MUST_INLINE void score_tile(const float *q, const unit_pointer *unit, const unit_pointer *ahead, bool prefetch,
+MUST_INLINE void score_tile(const float *q, const unit_pointer *unit, const unit_pointer *ahead,
                             float16 *scores)
 {
     float16 sum[STREAMS][TILE_HEADS];
@@ -113,10 +113,9 @@ MUST_INLINE void score_tile(const float *q, const unit_pointer *unit, const unit
         int end = min((part + 1) * PART_VECTORS * LANES, HEAD_DIM);
         int d = part * PART_VECTORS * LANES;
         for (; d + 4 <= end; d += 4) {
-            if (prefetch) {
-                UNROLL for (int x = 0; x < STREAMS; x++)
-                    PREFETCH_LINES(ahead[part * STREAMS + x], (d % 64) * VECTOR_BYTES / LINE_BYTES,
-                                   4 * VECTOR_BYTES / LINE_BYTES);
+            UNROLL for (int x = 0; x < STREAMS; x++) {
+                PREFETCH_LINES(ahead[part * STREAMS + x], (d % 64) * VECTOR_BYTES / LINE_BYTES,
+                               4 * VECTOR_BYTES / LINE_BYTES);
             }
             UNROLL for (int u = 0; u < 4; u++) {
                 float16 k[STREAMS];
@@ -140,7 +139,7 @@ MUST_INLINE void score_tile(const float *q, const unit_pointer *unit, const unit
 /* Adds the values of one part and up to four units to a tile's accumulators. weights: of the tile's first row and
  * the first unit. tokens: how many of the 64 the row sees; only those are read. vectors: of the part, a constant
  * where this is called; the loops name the larger bound too, so that they unroll before they are inlined. */
-MUST_INLINE void add_values(const float *weights, const unit_pointer *unit, const unit_pointer *ahead, bool prefetch,
+MUST_INLINE void add_values(const float *weights, const unit_pointer *unit, const unit_pointer *ahead,
                             int tokens, const int vectors, float16 *acc)
 {
     float16 sum[TILE_HEADS][PART_VECTORS];
@@ -150,9 +149,8 @@ MUST_INLINE void add_values(const float *weights, const unit_pointer *unit, cons
     if (tokens == GROUP_TOKENS) {
         for (int t = 0; t < UNIT_TOKENS; t++) {
             UNROLL for (int x = 0; x < STREAMS; x++) {
-                if (prefetch)
-                    PREFETCH_LINES(ahead[x], t * vectors * VECTOR_BYTES / LINE_BYTES,
-                                   (vectors * VECTOR_BYTES + LINE_BYTES - 1) / LINE_BYTES);
+                PREFETCH_LINES(ahead[x], t * vectors * VECTOR_BYTES / LINE_BYTES,
+                               (vectors * VECTOR_BYTES + LINE_BYTES - 1) / LINE_BYTES);
                 float16 v[PART_VECTORS];
                 EACH_OF(i, PART_VECTORS, vectors)
                     v[i] = LOAD_UNIT(unit[x], t * vectors + i);
@@ -256,6 +254,14 @@ inline void find_ahead(const unit_pointer *unit, const piece *now, long head_str
         ahead[x] = unit[beyond ? STREAMS + x : x] + offset;
 }
 
+/* Of the streams, those that a tile of heads prefetches: the tiles share them out, so that memory is busy all the time.
+ * The others get the lines in use. */
+inline void share_ahead(const unit_pointer *ahead, const unit_pointer *unit, int offset, int tile, unit_pointer *share)
+{
+    for (int x = 0; x < STREAMS; x++)
+        share[x] = GROUP_TILES == 1 || x % PIECE_TILES == tile ? ahead[x] : unit[x] + offset;
+}
+
 inline void score_piece(const streams *from, const piece *now, long head_stride, const float16 *q_rows, float16 *scores)
 {
     for (int group = 0; group < from->groups; group++) {
@@ -265,9 +271,13 @@ inline void score_piece(const streams *from, const piece *now, long head_stride,
                 unit[x] = from->unit[group * STREAMS + x] + kv * head_stride;
             for (int part = 0; part < PARTS; part++)
                 find_ahead(from->unit + group * STREAMS, now, head_stride, kv, part, ahead + part * STREAMS);
-            for (int tile = 0; tile < now->tiles; tile++)
-                score_tile((const float *)(q_rows + PIECE_ROW(kv, tile) * VECTORS), unit, ahead,
-                           GROUP_TILES == 1 || tile == 0, scores + PIECE_ROW(kv, tile) * SPLIT_UNITS + group * STREAMS);
+            for (int tile = 0; tile < now->tiles; tile++) {
+                unit_pointer share[STREAMS * PARTS];
+                for (int part = 0; part < PARTS; part++)
+                    share_ahead(ahead + part * STREAMS, unit, part * PART, tile, share + part * STREAMS);
+                score_tile((const float *)(q_rows + PIECE_ROW(kv, tile) * VECTORS), unit, share,
+                           scores + PIECE_ROW(kv, tile) * SPLIT_UNITS + group * STREAMS);
+            }
         }
     }
 }
@@ -279,7 +289,7 @@ inline void sum_piece(const streams *from, const piece *now, long head_stride, c
         int tokens = min(now->tokens - group * GROUP_TOKENS, GROUP_TOKENS);
         for (int kv = 0; kv < now->kv_heads; kv++) {
             for (int part = 0; part < PARTS; part++) {
-                unit_pointer unit[STREAMS], ahead[STREAMS];
+                unit_pointer unit[STREAMS], ahead[STREAMS], share[STREAMS];
                 for (int x = 0; x < STREAMS; x++)
                     unit[x] = first[x] + kv * head_stride + part * PART;
                 find_ahead(first, now, head_stride, kv, part, ahead);
@@ -287,10 +297,11 @@ inline void sum_piece(const streams *from, const piece *now, long head_stride, c
                     int row = PIECE_ROW(kv, tile);
                     const float *weights = (const float *)(scores + row * SPLIT_UNITS + group * STREAMS);
                     float16 *sums = acc + row * VECTORS + part * PART_VECTORS;
+                    share_ahead(ahead, unit, 0, tile, share);
                     if (part < FULL_PARTS)
-                        add_values(weights, unit, ahead, GROUP_TILES == 1 || tile == 0, tokens, PART_VECTORS, sums);
+                        add_values(weights, unit, share, tokens, PART_VECTORS, sums);
                     else
-                        add_values(weights, unit, ahead, GROUP_TILES == 1 || tile == 0, tokens, LAST_VECTORS, sums);
+                        add_values(weights, unit, share, tokens, LAST_VECTORS, sums);
                 }
             }
         }
@@ -318,7 +329,7 @@ inline void score_piece(__global const KV_ELEM *k, long4 view, __global const in
             for (int x = 0; x < STREAMS; x++)
                 stage_k(k + kv * view.s3, at + x * UNIT_TOKENS, kv + 1 < now->kv_heads ? view.s3 : 0, staged[x]);
             for (int tile = 0; tile < now->tiles; tile++)
-                score_tile((const float *)(q_rows + PIECE_ROW(kv, tile) * VECTORS), unit, unit, false,
+                score_tile((const float *)(q_rows + PIECE_ROW(kv, tile) * VECTORS), unit, unit,
                            scores + PIECE_ROW(kv, tile) * SPLIT_UNITS + group * STREAMS);
         }
     }
@@ -342,9 +353,9 @@ inline void sum_piece(__global const KV_ELEM *v, long4 view, __global const int 
                 const float *weights = (const float *)(scores + row * SPLIT_UNITS + group * STREAMS);
                 float16 *sums = acc + row * VECTORS + part * PART_VECTORS;
                 if (part < FULL_PARTS)
-                    add_values(weights, unit, unit, false, tokens, PART_VECTORS, sums);
+                    add_values(weights, unit, unit, tokens, PART_VECTORS, sums);
                 else
-                    add_values(weights, unit, unit, false, tokens, LAST_VECTORS, sums);
+                    add_values(weights, unit, unit, tokens, LAST_VECTORS, sums);
             }
         }
     }

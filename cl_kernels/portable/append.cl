@@ -17,6 +17,10 @@ inline void store_row(__global const uchar *source, long4 source_view, __global 
         long at = to + element_offset(target_view, value, SHAPE_BLOCK_SIZE(shape), head_dim, in_block, dim);
         STORE_KV(x, target, at);
     }
+#if KV_LAYOUT == LAYOUT_SWIZZLE8 /* the padding takes part in matrix products */
+    for (int dim = head_dim + (int)get_local_id(0); dim < (head_dim + 63) / 64 * 64; dim += WORK_GROUP)
+        STORE_KV(0.0f, target, to + element_offset(target_view, value, SHAPE_BLOCK_SIZE(shape), head_dim, in_block, dim));
+#endif
 }
 
 /* Sources [num_tokens, num_kv_heads, head_dim] by views {offset, token_stride, head_stride, dtype}; int64 slots [num_tokens]

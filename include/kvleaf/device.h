@@ -37,8 +37,11 @@ typedef enum kvleaf_layout {
     KVLEAF_LAYOUT_ROWS = 2,     /* K and V [block_size][head_dim] */
     KVLEAF_LAYOUT_CPU16 = 3,    /* head_dim padded to 16. K: [block_size/16][head_dim][16 tokens];
                                    V: [block_size/16][ceil(head_dim/64)][16 tokens][64 dims], the last part narrower */
-    KVLEAF_LAYOUT_DIM8 = 4      /* head_dim padded to 8, block_size a multiple of 8.
+    KVLEAF_LAYOUT_DIM8 = 4,     /* head_dim padded to 8, block_size a multiple of 8.
                                    K: [head_dim/8][block_size][8 dims]; V: [block_size][head_dim] */
+    KVLEAF_LAYOUT_SWIZZLE8 = 5  /* head_dim padded to 64, with zeros; block_size a multiple of 8.
+                                   K and V: [block_size/8][head_dim/64][8 tokens][64 dims], the 8-dim chunk c of token t
+                                   at place c ^ (t % 8) of its row */
 } kvleaf_layout;
 
 /* The OpenCL entry points the library calls, all of OpenCL 1.2. An application may hand in its own
@@ -137,6 +140,7 @@ typedef struct kvleaf_caps {
     uint32_t float_vector_width;    /* native, in lanes */
     bool has_fp16;                  /* cl_khr_fp16: half arithmetic */
     bool has_subgroups;
+    uint32_t nvidia_capability;     /* NVIDIA's compute capability, 10 * major + minor; 0 elsewhere */
     char platform_name[128];
     char device_name[128];
     char driver_version[128];

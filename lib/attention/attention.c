@@ -61,7 +61,7 @@ static kvleaf_status check_geometry(const kvleaf_attention_params *params)
         {"q_dtype", params->q_dtype, KVLEAF_F16, KVLEAF_F32},
         {"kv_dtype", params->kv_dtype, KVLEAF_F16, KVLEAF_F32},
         {"out_dtype", params->out_dtype, KVLEAF_F16, KVLEAF_F32},
-        {"layout", params->layout, KVLEAF_LAYOUT_AUTO, KVLEAF_LAYOUT_DIM8},
+        {"layout", params->layout, KVLEAF_LAYOUT_AUTO, KVLEAF_LAYOUT_SWIZZLE8},
         {"max_seqs", params->max_seqs, 0, MAX_SEQS},
         {"max_tokens", params->max_tokens, 0, INT_MAX / 8},
         {"max_context", params->max_context, 0, INT_MAX / 2},

@@ -7,6 +7,8 @@
 #include <string.h>
 
 #define PARTIAL_BYTES sizeof(float)
+#define MIN_COUNTERS 4
+#define PADDED_DIM 64 /* a variant may work on head_dim rounded up to this */
 #define UPDATE_GROUP 64 /* work-items a work-group of the table kernel */
 
 static bool builds(const kvl_engine_params *params, kvl_operation operation)
@@ -19,7 +21,7 @@ static uint64_t partials_bytes(const kvl_engine *engine)
     const kvl_geometry *geometry = &engine->params.geometry;
     uint64_t bytes;
     if (!kvl_mul((uint64_t)engine->capacity.splits * PARTIAL_BYTES, (uint64_t)geometry->num_heads, &bytes) ||
-        !kvl_mul(bytes, PARTIAL_STRIDE((uint64_t)geometry->head_dim), &bytes))
+        !kvl_mul(bytes, PARTIAL_STRIDE((uint64_t)kvl_ceil_div(geometry->head_dim, PADDED_DIM) * PADDED_DIM), &bytes))
         return UINT64_MAX;
     return bytes;
 }
@@ -31,7 +33,10 @@ static kvleaf_status derive(kvl_engine *engine)
     int32_t group = geometry->num_heads / geometry->num_kv_heads;
     int32_t rows = engine->chosen[KVL_PREFILL].variant->tile_rows;
     engine->tile_heads = group < rows ? group : rows;
-    engine->tile_queries = rows / engine->tile_heads;
+    int32_t room = 1;
+    while (room < engine->tile_heads)
+        room *= 2;
+    engine->tile_queries = rows / (engine->chosen[KVL_PREFILL].variant->power_heads ? room : engine->tile_heads);
     return kvl_schedule_capacity(engine, &engine->capacity);
 }
 
@@ -105,7 +110,8 @@ static kvleaf_status make_kernels(kvl_engine *engine)
     } wanted[] = {
         {engine->chosen[KVL_APPEND].program, "kvl_append", &engine->append},
         {engine->chosen[KVL_DECODE].program, "kvl_decode", &engine->decode},
-        {engine->chosen[KVL_DECODE].program, "kvl_fold", &engine->fold},
+        {engine->chosen[KVL_DECODE].variant->longest_run ? NULL : engine->chosen[KVL_DECODE].program, "kvl_fold",
+         &engine->fold},
         {engine->chosen[KVL_PREFILL].program, "kvl_prefill", &engine->prefill},
         {engine->chosen[KVL_GATHER].program, "kvl_gather", &engine->gather},
         {engine->chosen[KVL_MERGE].program, "kvl_merge", &engine->merge},
@@ -119,13 +125,25 @@ static kvleaf_status make_kernels(kvl_engine *engine)
     return status;
 }
 
-/* Kernels leave a counter at zero, so it is cleared once. */
-static kvleaf_status make_counter(kvl_engine *engine, cl_mem *out)
+/* Kernels leave counters at zero, so they are cleared once. */
+static kvleaf_status make_counter(kvl_engine *engine, int64_t ints, cl_mem *out)
 {
-    cl_int zero[4] = {0}, error;
-    *out = engine->device->cl->CreateBuffer(engine->device->context, CL_MEM_READ_WRITE | CL_MEM_COPY_HOST_PTR, sizeof zero,
-                                            zero, &error);
+    cl_int error;
+    size_t bytes = (size_t)ints * sizeof(cl_int);
+    cl_int *zero = kvl_alloc(&engine->device->allocator, (size_t)ints, sizeof *zero);
+    if (!zero)
+        return kvl_fail_memory(bytes);
+    *out = engine->device->cl->CreateBuffer(engine->device->context, CL_MEM_READ_WRITE | CL_MEM_COPY_HOST_PTR, bytes, zero,
+                                            &error);
+    kvl_free(&engine->device->allocator, zero);
     return error ? kvl_fail_opencl("clCreateBuffer", error) : KVLEAF_OK;
+}
+
+/* Two for the work queue; where the kernel folds, one for each row and KV head as well. */
+static int64_t decode_counters(const kvl_engine *engine)
+{
+    bool folds = engine->chosen[KVL_DECODE].variant->longest_run != NULL;
+    return MIN_COUNTERS + (folds ? engine->capacity.rows * engine->params.geometry.num_kv_heads : 0);
 }
 
 static kvleaf_status make_buffers(kvl_engine *engine)
@@ -138,9 +156,9 @@ static kvleaf_status make_buffers(kvl_engine *engine)
         status = kvl_device_buffer(engine->device, "the workspace of decode (max_decode_keys)", partials_bytes(engine),
                                    &engine->partials);
     if (!status)
-        status = make_counter(engine, &engine->decode_counter);
+        status = make_counter(engine, decode_counters(engine), &engine->decode_counter);
     if (!status)
-        status = make_counter(engine, &engine->prefill_counter);
+        status = make_counter(engine, MIN_COUNTERS, &engine->prefill_counter);
     if (status)
         return status;
     engine->order = kvl_alloc(allocator, (size_t)params->max_seqs, sizeof *engine->order);

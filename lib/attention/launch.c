@@ -86,10 +86,37 @@ typedef struct attend_call {
     cl_float scale_log2;
 } attend_call;
 
+/* Work-groups for a queue of tasks: one a compute unit, fewer where that shortens no one's turn. */
+static size_t queue_groups(const kvl_engine *engine, size_t tasks)
+{
+    size_t units = engine->device->caps.compute_units, turns = (tasks + units - 1) / units;
+    return (tasks + turns - 1) / turns;
+}
+
+/* Decode in one launch by a kernel that folds its splits itself. */
+static kvleaf_status run_folding_decode(kvl_engine *engine, const attend_call *call, kvl_chain *chain, bool last)
+{
+    const kvl_schedule *now = &engine->now;
+    size_t group = (size_t)engine->chosen[KVL_DECODE].work_group;
+    cl_int run_splits = now->run_splits;
+    cl_int4 work = {{now->rows_at, now->splits_at, now->num_splits, now->num_blocks}};
+    const kvl_arg args[] = {KVL_ARG(call->q.memory),    KVL_ARG(call->q.view),      KVL_ARG(call->view->k),
+                            KVL_ARG(call->view->k_view), KVL_ARG(call->view->v),     KVL_ARG(call->view->v_view),
+                            KVL_ARG(call->table),        KVL_ARG(engine->meta),      KVL_ARG(engine->partials),
+                            KVL_ARG(engine->decode_counter), KVL_ARG(call->shape),   KVL_ARG(work),
+                            KVL_ARG(call->scale_log2),   KVL_ARG(call->out.memory),  KVL_ARG(call->out.view),
+                            KVL_ARG(call->lse.memory),   KVL_ARG(call->lse.view),    KVL_ARG(run_splits)};
+    size_t tasks = (size_t)now->num_splits * (size_t)engine->params.geometry.num_kv_heads;
+    const size_t global[2] = {queue_groups(engine, tasks) * group, 1};
+    return launch(engine, engine->decode, args, COUNT(args), global, group, chain, last);
+}
+
 static kvleaf_status run_decode(kvl_engine *engine, const attend_call *call, kvl_chain *chain, bool last)
 {
     const kvl_schedule *now = &engine->now;
     const kvl_chosen *chosen = &engine->chosen[KVL_DECODE];
+    if (chosen->variant->longest_run)
+        return run_folding_decode(engine, call, chain, last);
     size_t group = (size_t)chosen->work_group;
     cl_int4 work = {{now->rows_at, now->splits_at, now->num_splits, now->num_blocks}};
     const kvl_arg args[] = {
@@ -135,8 +162,9 @@ static kvleaf_status run_prefill(kvl_engine *engine, const attend_call *call, kv
                             KVL_ARG(work),
                             KVL_ARG(call->scale_log2),
                             KVL_ARG(work2)};
-    const size_t global[2] = {
-        chosen->variant->persistent ? engine->device->caps.compute_units : (size_t)now->num_items * group, 1};
+    size_t items = (size_t)now->num_items, units = engine->device->caps.compute_units;
+    bool from_queue = chosen->variant->persistent || (chosen->variant->queued && items > units);
+    const size_t global[2] = {(from_queue ? units : items) * group, 1};
     return launch(engine, engine->prefill, args, COUNT(args), global, group, chain, true);
 }
 

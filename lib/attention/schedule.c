@@ -35,6 +35,16 @@ static int32_t split_tokens(const kvl_engine *engine)
     return engine->chosen[KVL_DECODE].variant->split_tokens;
 }
 
+static bool folds(const kvl_engine *engine)
+{
+    return engine->chosen[KVL_DECODE].variant->longest_run != NULL;
+}
+
+static int32_t item_ints(const kvl_engine *engine)
+{
+    return folds(engine) ? RUN_INTS : SPLIT_INTS;
+}
+
 kvleaf_status kvl_schedule_capacity(const kvl_engine *engine, kvl_capacity *out)
 {
     const kvl_engine_params *params = &engine->params;
@@ -46,7 +56,7 @@ kvleaf_status kvl_schedule_capacity(const kvl_engine *engine, kvl_capacity *out)
     at.claims = at.items + 1;
     at.resolve = params->geometry.device_tables ? at.rows + 2 * (int64_t)params->max_seqs : 0;
     at.ints = 2 * (int64_t)params->max_tokens + UPDATE_INTS * (int64_t)params->max_updates +
-              2 * (int64_t)params->max_copies + params->max_table + ROW_INTS * at.rows + SPLIT_INTS * at.splits +
+              2 * (int64_t)params->max_copies + params->max_table + ROW_INTS * at.rows + item_ints(engine) * at.splits +
               (int64_t)(ENTRY_INTS + GATHER_INTS) * params->max_seqs + ITEM_INTS * at.items + at.claims +
               RESOLVE_INTS * at.resolve;
     if (at.ints > INT32_MAX)
@@ -94,6 +104,29 @@ static int32_t num_splits(const kvl_engine *engine, int32_t keys)
     return keys <= 0 ? 1 : (int32_t)kvl_ceil_div(keys, split_tokens(engine));
 }
 
+/* Decode items at `run` splits each. */
+static int64_t count_items(const kvl_engine *engine, const kvl_step *step, int32_t run)
+{
+    int64_t items = 0;
+    for (int32_t i = 0; i < step->num_seqs; i++) {
+        const kvl_step_seq *seq = &step->seqs[i];
+        for (int32_t query = 0; kvl_is_decode(seq) && query < seq->q_len; query++)
+            items += kvl_ceil_div(num_splits(engine, visible(seq, query)), run);
+    }
+    return items;
+}
+
+/* The longest run of splits that still leaves each compute unit a task: long runs write fewer partials. */
+static int32_t choose_run(const kvl_engine *engine, const kvl_step *step)
+{
+    const kvl_variant *variant = engine->chosen[KVL_DECODE].variant;
+    int64_t heads = engine->params.geometry.num_kv_heads, units = engine->device->caps.compute_units;
+    int32_t run = variant->longest_run ? variant->longest_run(&engine->params.geometry) : 1;
+    while (run > 1 && count_items(engine, step, run) * heads * 32 < units * 31)
+        run /= 2;
+    return run;
+}
+
 /* First pass: counts everything and checks it against the capacities. */
 static kvleaf_status count(const kvl_engine *engine, const kvl_step *step, kvl_schedule *at)
 {
@@ -124,7 +157,8 @@ static kvleaf_status count(const kvl_engine *engine, const kvl_step *step, kvl_s
     at->total_q = (int32_t)total_q;
     at->total_k = (int32_t)total_k;
     at->num_rows = (int32_t)rows;
-    at->num_splits = (int32_t)splits;
+    at->run_splits = rows ? choose_run(engine, step) : 1;
+    at->num_splits = at->run_splits == 1 ? (int32_t)splits : (int32_t)count_items(engine, step, at->run_splits);
     at->num_entries = (int32_t)entries;
     at->num_items = (int32_t)(tiles * engine->params.geometry.num_kv_heads * head_chunks(engine));
     at->num_seqs = step->num_seqs;
@@ -132,11 +166,11 @@ static kvleaf_status count(const kvl_engine *engine, const kvl_step *step, kvl_s
     return KVLEAF_OK;
 }
 
-static void lay_out(kvl_schedule *at)
+static void lay_out(const kvl_engine *engine, kvl_schedule *at)
 {
     at->rows_at = at->used;
     at->splits_at = at->rows_at + ROW_INTS * at->num_rows;
-    at->entries_at = at->splits_at + SPLIT_INTS * at->num_splits;
+    at->entries_at = at->splits_at + item_ints(engine) * at->num_splits;
     at->gather_at = at->entries_at + ENTRY_INTS * at->num_entries;
     at->items_at = at->gather_at + GATHER_INTS * at->num_seqs;
     at->resolve_at = at->items_at + ITEM_INTS * at->num_items;
@@ -152,6 +186,19 @@ static void put_resolve(int32_t **cursor, bool wanted, int32_t target, int32_t s
     (*cursor)[1] = seq;
     (*cursor)[2] = subtract;
     *cursor += RESOLVE_INTS;
+}
+
+static int32_t *put_split(int32_t *split, bool run, int32_t row_index, int32_t index, const int32_t *row)
+{
+    split[SPLIT_ROW] = row_index;
+    split[SPLIT_INDEX] = index;
+    if (!run)
+        return split + SPLIT_INTS;
+    split[RUN_Q_TOKEN] = row[ROW_Q_TOKEN];
+    split[RUN_VISIBLE] = row[ROW_VISIBLE];
+    split[RUN_TABLE] = row[ROW_TABLE];
+    split[RUN_PARTIAL] = row[ROW_PARTIAL];
+    return split + RUN_INTS;
 }
 
 /* Rows and splits of the decode family, and what gather reads. */
@@ -177,15 +224,13 @@ static void write_sequences(const kvl_engine *engine, const kvl_step *step, int3
             entry += ENTRY_INTS;
         }
         for (int32_t query = 0; kvl_is_decode(seq) && query < seq->q_len; query++, rows++, row += ROW_INTS) {
-            int32_t keys = visible(seq, query), pieces = num_splits(engine, keys);
+            int32_t keys = visible(seq, query), pieces = (int32_t)kvl_ceil_div(num_splits(engine, keys), at->run_splits);
             int32_t fields[ROW_INTS] = {q_token + query, keys, table, partial};
             for (int32_t k = 0; k < ROW_INTS; k++)
                 row[k] = fields[k];
             put_resolve(&resolve, resolved, (int32_t)(row - meta) + ROW_VISIBLE, i, seq->kv_len - keys);
-            for (int32_t s = 0; s < pieces; s++, split += SPLIT_INTS) {
-                split[SPLIT_ROW] = rows;
-                split[SPLIT_INDEX] = s;
-            }
+            for (int32_t s = 0; s < pieces; s++)
+                split = put_split(split, folds(engine), rows, s, row);
             partial += pieces;
         }
         q_token += seq->q_len;
@@ -293,7 +338,7 @@ kvleaf_status kvl_schedule_build(const kvl_engine *engine, const kvl_step *step,
         return status;
     at.num_blocks = step->num_blocks;
     at.table = step->table;
-    lay_out(&at);
+    lay_out(engine, &at);
     write_sequences(engine, step, meta, &at);
     if (at.num_entries) {
         sort_by_work(step, engine->order);

@@ -13,6 +13,7 @@ typedef struct kvl_schedule {
     kvl_counts counts;
     int32_t num_rows, num_splits, num_entries, num_items, num_claims, num_seqs, num_resolve;
     int32_t total_q, total_k, num_blocks;
+    int32_t run_splits;     /* splits of a decode item: 1, or more where the variant folds them itself */
     int32_t used;           /* ints */
     cl_mem table;           /* external, or NULL: the section at table_at */
     bool ready;             /* a step is submitted */

@@ -28,14 +28,16 @@ static const char *needs_cpu(const kvleaf_caps *caps, const kvl_geometry *geomet
 /* Rows or 16-token units: what the vector loads of decode and prefill are written for. */
 static const char *needs_cpu_layout(const kvleaf_caps *caps, const kvl_geometry *geometry)
 {
-    if (geometry->layout == KVLEAF_LAYOUT_DIM8)
-        return "reads rows or the cpu16 layout, dim8 is for GPUs";
+    if (geometry->layout == KVLEAF_LAYOUT_DIM8 || geometry->layout == KVLEAF_LAYOUT_SWIZZLE8)
+        return "reads rows or the cpu16 layout, dim8 and swizzle8 are for GPUs";
     return needs_cpu(caps, geometry);
 }
 
 static const char *needs_paged_cpu(const kvleaf_caps *caps, const kvl_geometry *geometry)
 {
     const char *why = needs_paged(caps, geometry);
+    if (!why && geometry->layout == KVLEAF_LAYOUT_SWIZZLE8)
+        why = "the swizzle8 layout is for GPUs";
     return why ? why : needs_cpu(caps, geometry);
 }
 
@@ -55,6 +57,46 @@ static const char *needs_dim8(const kvleaf_caps *caps, const kvl_geometry *geome
     return geometry->kv_dtype == KVLEAF_F32 ? "16-byte loads are of 16-bit elements" : NULL;
 }
 
+#define SWIZZLE_DIMS 64
+
+static const char *needs_hopper(const kvleaf_caps *caps, const kvl_geometry *geometry)
+{
+    if (caps->nvidia_capability != 90)
+        return "for NVIDIA GPUs of compute capability 9.0";
+    if (geometry->layout != KVLEAF_LAYOUT_SWIZZLE8)
+        return "reads the swizzle8 layout";
+    if (geometry->kv_dtype == KVLEAF_F32)
+        return "multiplies 16-bit elements";
+    if (geometry->block_size != 8 && geometry->block_size % 16)
+        return "serves block size 8 and multiples of 16";
+    if (geometry->num_heads / geometry->num_kv_heads > 16)
+        return "serves up to 16 query heads a KV head";
+    if (geometry->num_heads / geometry->num_kv_heads > 8 && geometry->head_dim > 128)
+        return "serves more than 8 query heads a KV head up to head_dim 128";
+    return geometry->device_tables ? "serves block tables that the host has checked" : NULL;
+}
+
+static const char *needs_wgmma(const kvleaf_caps *caps, const kvl_geometry *geometry)
+{
+    const char *why = needs_hopper(caps, geometry);
+    if (why)
+        return why;
+    if (geometry->q_dtype != geometry->kv_dtype)
+        return "multiplies queries and keys of one dtype";
+    return geometry->head_dim > 128 ? "serves head_dim up to 128" : NULL;
+}
+
+/* As many as the kernel keeps a tree for, which is by the values a thread holds: LEVELS in nvidia/decode.cl. */
+static int32_t hopper_run(const kvl_geometry *geometry)
+{
+    int32_t group = geometry->num_heads / geometry->num_kv_heads, pairs = 1;
+    while (2 * pairs < group)
+        pairs *= 2;
+    int64_t padded = kvl_ceil_div(geometry->head_dim, SWIZZLE_DIMS) * SWIZZLE_DIMS;
+    int64_t values = 2 * kvl_ceil_div(padded * pairs, 256);
+    return values <= 4 ? 16 : values <= 8 ? 4 : 1;
+}
+
 static const kvl_variant append_table[] = {
     {.family = "append", .name = "portable", .file = "portable/append.cl", .kernels = {"kvl_append"},
      .refuses = needs_paged, .work_group = 64},
@@ -69,6 +111,9 @@ static const kvl_variant decode_table[] = {
      .refuses = needs_packed, .fixed = FIX_ALL, .work_group = 128, .split_tokens = 256},
     {.family = "decode", .name = "portable_vector", .file = "portable/decode.cl", .kernels = {"kvl_decode", "kvl_fold"},
      .refuses = needs_dim8, .fixed = FIX_ALL, .options = "-DVECTOR_LOADS=1", .work_group = 128, .split_tokens = 256},
+    {.family = "decode", .name = "nvidia", .file = "nvidia/decode.cl", .kernels = {"kvl_decode"},
+     .refuses = needs_hopper, .fixed = FIX_ALL, .work_group = 288, .min_work_group = 288, .split_tokens = 256,
+     .undocumented = true, .longest_run = hopper_run},
     {.family = "decode", .name = "cpu", .file = "cpu/decode.cl", .kernels = {"kvl_decode", "kvl_fold"},
      .refuses = needs_cpu_layout, .fixed = FIX_ALL, .work_group = 1, .persistent = true, .split_tokens = 512},
 };
@@ -78,6 +123,9 @@ static const kvl_variant prefill_table[] = {
      .refuses = never_refuses, .work_group = 64, .tile_rows = 16},
     {.family = "prefill", .name = "portable_fixed", .file = "portable/prefill.cl", .kernels = {"kvl_prefill"},
      .refuses = needs_packed, .fixed = FIX_ALL, .work_group = 64, .tile_rows = 16},
+    {.family = "prefill", .name = "nvidia", .file = "nvidia/prefill.cl", .kernels = {"kvl_prefill"},
+     .refuses = needs_wgmma, .fixed = FIX_ALL, .work_group = 384, .min_work_group = 384, .queued = true,
+     .power_heads = true, .tile_rows = 128, .undocumented = true},
     {.family = "prefill", .name = "cpu", .file = "cpu/prefill.cl", .kernels = {"kvl_prefill"},
      .refuses = needs_cpu_layout, .fixed = FIX_ALL, .work_group = 1, .persistent = true, .tile_rows = 192},
 };

@@ -89,6 +89,9 @@ static void read_names(kvleaf_device *device, cl_platform_id platform)
         caps->opencl_c_major = 1, caps->opencl_c_minor = 2;
 }
 
+/* Of cl_nv_device_attribute_query, whose header is not everywhere. */
+enum { NVIDIA_VENDOR = 0x10de, CAPABILITY_MAJOR_NV = 0x4000, CAPABILITY_MINOR_NV = 0x4001 };
+
 static uint64_t capped(uint64_t limit, uint64_t cap)
 {
     return cap && cap < limit ? cap : limit;
@@ -100,7 +103,7 @@ static kvleaf_status read_caps(kvleaf_device *device, const kvleaf_device_params
     cl_platform_id platform = NULL;
     cl_ulong local = 0, alloc = 0, global = 0;
     size_t group = 0, items[16] = {0};
-    cl_uint width = 0;
+    cl_uint width = 0, major = 0, minor = 0;
     const struct {
         cl_device_info what;
         void *value;
@@ -128,6 +131,9 @@ static kvleaf_status read_caps(kvleaf_device *device, const kvleaf_device_params
     caps->max_alloc_bytes = capped(alloc, params->max_alloc_bytes);
     caps->global_bytes = global;
     caps->float_vector_width = width;
+    if (caps->vendor_id == NVIDIA_VENDOR && !read_info(device, CAPABILITY_MAJOR_NV, &major, sizeof major) &&
+        !read_info(device, CAPABILITY_MINOR_NV, &minor, sizeof minor))
+        caps->nvidia_capability = 10 * major + minor;
     read_names(device, platform);
     return read_extensions(device);
 }

@@ -6,6 +6,7 @@
 #include <string.h>
 
 #define DEFAULT_STANDARD "-cl-std=CL1.2"
+#define PTX_OPTIONS "-cl-nv-verbose" /* for the log that tells of serialised products */
 
 typedef struct program_entry {
     struct program_entry *next;
@@ -133,25 +134,6 @@ static kvleaf_status fail_build(kvleaf_device *device, cl_program program, const
     return status;
 }
 
-static kvleaf_status build_source(kvleaf_device *device, const char *file, const char *options, const kvl_text *source,
-                                  cl_program *out)
-{
-    cl_int error = CL_SUCCESS;
-    const char *text = source->data;
-    cl_program program = device->cl->CreateProgramWithSource(device->context, 1, &text, &source->size, &error);
-    if (!program)
-        return kvl_fail_opencl("clCreateProgramWithSource", error);
-    error = device->cl->BuildProgram(program, 1, &device->id, options, NULL, NULL);
-    if (error != CL_SUCCESS) {
-        kvleaf_status status = fail_build(device, program, file, options, source->data, error);
-        device->cl->ReleaseProgram(program);
-        return status;
-    }
-    kvl_log(&device->logger, KVLEAF_LOG_DEBUG, "cl_kernels/%s: built from source", file);
-    *out = program;
-    return KVLEAF_OK;
-}
-
 /* A binary the driver refuses is no error: the source is there. */
 static cl_program build_binary(kvleaf_device *device, const char *options, const char *binary, size_t size)
 {
@@ -194,6 +176,63 @@ static char *program_binary(kvleaf_device *device, cl_program program, size_t *s
     }
     *size = sizes[at];
     return (char *)binaries[at];
+}
+
+static kvleaf_status refuse_ptx(const char *file, const char *why)
+{
+    return kvl_fail(KVLEAF_UNSUPPORTED, "ptx", 0, 0, "cl_kernels/%s: %s", file, why);
+}
+
+/* Replaces a program whose source asks for it by one built from its edited PTX. */
+static kvleaf_status edit_program(kvleaf_device *device, const char *file, cl_program *program)
+{
+    kvl_text edited = {.allocator = &device->allocator}, log = {.allocator = &device->allocator};
+    size_t size = 0;
+    char *ptx = program_binary(device, *program, &size);
+    cl_program better = NULL;
+    kvleaf_status status = KVLEAF_OK;
+    if (!ptx || !kvl_ptx_edit(ptx, &edited))
+        status = refuse_ptx(file, "the driver's binary is no PTX that the edit knows");
+    else if (!(better = build_binary(device, PTX_OPTIONS, edited.data, edited.size)))
+        status = refuse_ptx(file, "the driver refuses the edited PTX");
+    if (!status)
+        build_log(device, better, &log);
+    if (!status && log.data && kvl_ptx_serialised(log.data))
+        status = refuse_ptx(file, "the driver serialises the matrix products of the edited PTX");
+    if (!status) {
+        kvl_log(&device->logger, KVLEAF_LOG_DEBUG, "cl_kernels/%s: %s", file, log.data ? log.data : "");
+        device->cl->ReleaseProgram(*program);
+        *program = better;
+    } else if (better) {
+        device->cl->ReleaseProgram(better);
+    }
+    kvl_free(&device->allocator, ptx);
+    kvl_text_free(&edited);
+    kvl_text_free(&log);
+    return status;
+}
+
+static kvleaf_status build_source(kvleaf_device *device, const char *file, const char *options, const kvl_text *source,
+                                  cl_program *out)
+{
+    cl_int error = CL_SUCCESS;
+    const char *text = source->data;
+    cl_program program = device->cl->CreateProgramWithSource(device->context, 1, &text, &source->size, &error);
+    if (!program)
+        return kvl_fail_opencl("clCreateProgramWithSource", error);
+    error = device->cl->BuildProgram(program, 1, &device->id, options, NULL, NULL);
+    if (error != CL_SUCCESS) {
+        kvleaf_status status = fail_build(device, program, file, options, source->data, error);
+        device->cl->ReleaseProgram(program);
+        return status;
+    }
+    kvl_log(&device->logger, KVLEAF_LOG_DEBUG, "cl_kernels/%s: built from source", file);
+    kvleaf_status status = kvl_ptx_wanted(source->data) ? edit_program(device, file, &program) : KVLEAF_OK;
+    if (status != KVLEAF_OK)
+        device->cl->ReleaseProgram(program);
+    else
+        *out = program;
+    return status;
 }
 
 /* From the disk cache, else from source and then into the disk cache. */

@@ -33,8 +33,8 @@ static void format_options(const kvl_variant *variant, const kvl_geometry *geome
 }
 
 /* Whether one built kernel keeps within the limits at this work-group size; *fits false: why not is the last error. */
-static kvleaf_status check_kernel(kvleaf_device *device, cl_program program, const char *name, int32_t work_group,
-                                  bool *fits)
+static kvleaf_status check_kernel(kvleaf_device *device, cl_program program, const kvl_variant *variant,
+                                  const char *name, int32_t work_group, bool *fits)
 {
     cl_kernel kernel;
     kvleaf_status status = kvl_device_kernel(device, program, name, &kernel);
@@ -50,8 +50,10 @@ static kvleaf_status check_kernel(kvleaf_device *device, cl_program program, con
     cl->ReleaseKernel(kernel);
     if (error != CL_SUCCESS)
         return kvl_fail_opencl("clGetKernelWorkGroupInfo", error);
-    *fits = (size_t)work_group <= largest && local <= device->caps.local_bytes;
-    if (!*fits && local > device->caps.local_bytes)
+    bool local_fits = local <= device->caps.local_bytes || variant->undocumented;
+    /* A program that fixes its work-group was built for it; what the driver then reports is rounded down. */
+    *fits = ((size_t)work_group <= largest || variant->min_work_group == variant->work_group) && local_fits;
+    if (!local_fits)
         kvl_fail(KVLEAF_UNSUPPORTED, "local_bytes", (int64_t)local, (int64_t)device->caps.local_bytes,
                  "%s takes %llu bytes of local memory at a work-group of %d, the limit is %llu", name,
                  (unsigned long long)local, (int)work_group, (unsigned long long)device->caps.local_bytes);
@@ -71,7 +73,7 @@ static kvleaf_status build_at(kvleaf_device *device, const kvl_variant *variant,
     kvl_text_free(&options);
     *fits = true;
     for (int i = 0; status == KVLEAF_OK && *fits && i < KVL_VARIANT_KERNELS && variant->kernels[i]; i++)
-        status = check_kernel(device, *program, variant->kernels[i], work_group, fits);
+        status = check_kernel(device, *program, variant, variant->kernels[i], work_group, fits);
     return status;
 }
 

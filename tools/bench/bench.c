@@ -7,7 +7,7 @@
 #include <string.h>
 
 static const char *const bench_names[] = {"decode", "prefill", "append"};
-static const char *const layout_names[] = {"auto", "strided", "rows", "cpu16", "dim8", NULL};
+static const char *const layout_names[] = {"auto", "strided", "rows", "cpu16", "dim8", "swizzle8", NULL};
 
 /* Configurations of a plain run: batch, context, q_len (0 = the context). */
 typedef struct listed {

@@ -42,7 +42,8 @@ static const struct {
 } views[] = {
     {PROBLEM_NHD, KVLEAF_LAYOUT_STRIDED}, {PROBLEM_HND, KVLEAF_LAYOUT_STRIDED},
     {PROBLEM_PACKED, KVLEAF_LAYOUT_ROWS}, {PROBLEM_PACKED, KVLEAF_LAYOUT_CPU16},
-    {PROBLEM_PACKED, KVLEAF_LAYOUT_DIM8}, {PROBLEM_CONTIGUOUS, KVLEAF_LAYOUT_STRIDED},
+    {PROBLEM_PACKED, KVLEAF_LAYOUT_DIM8}, {PROBLEM_PACKED, KVLEAF_LAYOUT_SWIZZLE8},
+    {PROBLEM_CONTIGUOUS, KVLEAF_LAYOUT_STRIDED},
 };
 
 kvl_geometry check_geometry(const problem_geometry *g)
@@ -85,7 +86,9 @@ void check_describe(const problem_geometry *g, char *text, size_t size)
 /* The smallest multiple of the layout's unit that is no smaller. */
 static int32_t fit_block_size(kvleaf_layout layout, int32_t block_size)
 {
-    int32_t unit = layout == KVLEAF_LAYOUT_CPU16 ? 16 : layout == KVLEAF_LAYOUT_DIM8 ? 8 : 1;
+    int32_t unit = layout == KVLEAF_LAYOUT_CPU16 ? 16 : 1;
+    if (layout == KVLEAF_LAYOUT_DIM8 || layout == KVLEAF_LAYOUT_SWIZZLE8)
+        unit = 8;
     return (block_size + unit - 1) / unit * unit;
 }
 
@@ -139,16 +142,20 @@ static bool add(shape_list *list, const problem_geometry *geometry)
     return true;
 }
 
-/* The combination, in the cpu16 layout instead of dim8 where more of the pass's variants serve that. */
+/* The combination, in another packed layout instead of dim8 where more of the pass's variants serve that. */
 static combination suit(const combination *row, const check_pass *pass, const kvleaf_caps *caps, int32_t largest_dim)
 {
-    combination other = *row;
-    other.layout = KVLEAF_LAYOUT_CPU16;
-    if (row->layout != KVLEAF_LAYOUT_DIM8)
-        return *row;
-    problem_geometry as_it_is = vary(row, pass->fixed, 0, largest_dim);
-    problem_geometry changed = vary(&other, pass->fixed, 0, largest_dim);
-    return count_served(pass, caps, &changed) > count_served(pass, caps, &as_it_is) ? other : *row;
+    static const kvleaf_layout others[] = {KVLEAF_LAYOUT_CPU16, KVLEAF_LAYOUT_SWIZZLE8};
+    combination best = *row;
+    for (int i = 0; i < COUNT(others) && row->layout == KVLEAF_LAYOUT_DIM8; i++) {
+        combination other = *row;
+        other.layout = others[i];
+        problem_geometry now = vary(&best, pass->fixed, 0, largest_dim);
+        problem_geometry changed = vary(&other, pass->fixed, 0, largest_dim);
+        if (count_served(pass, caps, &changed) > count_served(pass, caps, &now))
+            best = other;
+    }
+    return best;
 }
 
 /* `count` shapes of those combinations that the pass serves, divided evenly. */
@@ -182,12 +189,15 @@ static combination draw_combination(uint64_t draw)
     int view = (int)(draw % COUNT(views));
     out.view = views[view].view;
     out.layout = views[view].layout;
-    out.q = (kvleaf_dtype)(draw / 6 % 3);
-    out.kv = (kvleaf_dtype)(draw / 18 % 3);
-    out.out = (kvleaf_dtype)(draw / 54 % 3);
-    out.head_dim = head_dims[draw / 162 % COUNT(head_dims)];
-    out.group = groups[draw / 1782 % COUNT(groups)];
-    out.block_size = block_sizes[draw / 17820 % COUNT(block_sizes)];
+    draw /= COUNT(views);
+    out.q = (kvleaf_dtype)(draw % 3);
+    out.kv = (kvleaf_dtype)(draw / 3 % 3);
+    out.out = (kvleaf_dtype)(draw / 9 % 3);
+    draw /= 27;
+    out.head_dim = head_dims[draw % COUNT(head_dims)];
+    draw /= COUNT(head_dims);
+    out.group = groups[draw % COUNT(groups)];
+    out.block_size = block_sizes[draw / COUNT(groups) % COUNT(block_sizes)];
     return out;
 }
 

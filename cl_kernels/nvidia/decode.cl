@@ -1,0 +1,275 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#line 3 "cl_kernels/nvidia/decode.cl"
+/* Paged decode for NVIDIA GPUs from compute capability 9.0: one launch, tensor cores, bulk copies. Seen on H200.
+ *
+ * A task is a run of up to run_splits consecutive 256-key splits of one (row, KV head). A work-group is eight streaming
+ * warps and a ninth that takes tasks from a counter and publishes each with its block ids, one ahead. A streaming warp works
+ * two 16-key units of every split on its own: a ring of bulk copies brings them, and runs on from task to task. K is the
+ * matrix product's A operand (16 keys), the query heads of the group are its columns; V transposed on load is A again.
+ *
+ * Partials of the warps are combined a split at a time, splits and runs in one fixed binary tree, so neither the length of
+ * a run, nor the grid, nor the timing changes a bit. The work-group that counts last in a row folds the row's runs.
+ *
+ * Layout: swizzle8. Local memory beyond 48 KiB comes by the edit of lib/device/ptx.c. */
+#include "nvidia/decode_tasks.clh"
+#include "nvidia/decode_fold.clh"
+
+/* The group's queries as the product's B operand: two registers a 16-dim step; heads and dims that are not there are zero.
+ * Where K's dtype can't hold them they are the sum of two that it can. */
+inline void load_queries(uint q[QUERY_PARTS][COLUMNS][2 * STEPS], __global const Q_ELEM *base, long4 view, const task *t, uint lane)
+{
+    uint head = lane >> 2, pair = lane & 3u;
+    for (int column = 0; column < COLUMNS; column++) {
+        uint within = column * 8 + head;
+        long row = view.s0 + t->q_token * view.s1 + ((long)t->kv_head * GROUP + min(within, (uint)GROUP - 1)) * view.s2;
+#pragma unroll
+        for (int i = 0; i < 2 * STEPS; i++) {
+            int dim = i * 8 + (int)pair * 2;
+            bool there = within < GROUP;
+            float x = there && dim < HEAD_DIM ? LOAD_Q(base, row + dim) : 0.0f;
+            float y = there && dim + 1 < HEAD_DIM ? LOAD_Q(base, row + dim + 1) : 0.0f;
+            q[0][column][i] = pack_kv(x, y);
+            if (QUERY_PARTS == 2) {
+                float2 rounded = unpack_kv(q[0][column][i]);
+                q[QUERY_PARTS - 1][column][i] = pack_kv(x - rounded.x, y - rounded.y);
+            }
+        }
+    }
+}
+
+/* Scores of the warp's units of a split, from the ring, and their softmax: p as B operand of the value product. */
+typedef struct scores {
+    float x[UNITS][COLUMNS][4];
+    uint p[UNITS][COLUMNS][2];
+    float m[COLUMNS][2], l[COLUMNS][2]; /* of heads 2 * (lane & 3) and the next */
+} scores;
+
+inline void softmax(scores *s, int first_key, int visible, float scale_log2, uint lane)
+{
+    int key = first_key + (int)(lane >> 2);
+#pragma unroll
+    for (int column = 0; column < COLUMNS; column++) {
+        float m0 = NEGATIVE_INFINITY, m1 = NEGATIVE_INFINITY, l0 = 0.0f, l1 = 0.0f;
+#pragma unroll
+        for (int unit = 0; unit < UNITS; unit++) {
+            float *x = s->x[unit][column];
+            if (key + unit * UNIT >= visible)
+                x[0] = x[1] = NEGATIVE_INFINITY;
+            if (key + unit * UNIT + 8 >= visible)
+                x[2] = x[3] = NEGATIVE_INFINITY;
+            m0 = fmax(m0, fmax(x[0], x[2]));
+            m1 = fmax(m1, fmax(x[1], x[3]));
+        }
+#pragma unroll
+        for (uint mask = 4; mask <= 16; mask *= 2) {
+            m0 = fmax(m0, warp_xor(m0, mask));
+            m1 = fmax(m1, warp_xor(m1, mask));
+        }
+        m0 *= scale_log2;
+        m1 *= scale_log2;
+        float minus0 = m0 == NEGATIVE_INFINITY ? 0.0f : -m0, minus1 = m1 == NEGATIVE_INFINITY ? 0.0f : -m1;
+#pragma unroll
+        for (int unit = 0; unit < UNITS; unit++) {
+            float *x = s->x[unit][column];
+            float p0 = fast_exp2(fma(x[0], scale_log2, minus0)), p1 = fast_exp2(fma(x[1], scale_log2, minus1));
+            float p2 = fast_exp2(fma(x[2], scale_log2, minus0)), p3 = fast_exp2(fma(x[3], scale_log2, minus1));
+            l0 += p0 + p2;
+            l1 += p1 + p3;
+            s->p[unit][column][0] = transpose8(pack_kv(p0, p1));
+            s->p[unit][column][1] = transpose8(pack_kv(p2, p3));
+        }
+#pragma unroll
+        for (uint mask = 4; mask <= 16; mask *= 2) {
+            l0 += warp_xor(l0, mask);
+            l1 += warp_xor(l1, mask);
+        }
+        s->m[column][0] = m0;
+        s->m[column][1] = m1;
+        s->l[column][0] = l0;
+        s->l[column][1] = l1;
+    }
+}
+
+/* Leaves the warp's unnormalised outputs, maxima and sums of a split in local memory. */
+inline void store_warp(const scores *s, float o[COLUMNS][4 * STEPS], uint output, uint sums, uint warp, uint lane)
+{
+    uint r = lane >> 2, c = lane & 3u;
+#pragma unroll
+    for (int column = 0; column < COLUMNS; column++) {
+        uint pair = column * 4 + c;
+        if (pair >= PAIRS)
+            continue;
+#pragma unroll
+        for (int i = 0; i < STEPS; i++)
+            store_local4(output + warp * WARP_OUTPUT_BYTES + (i * PAIRS + pair) * 128 + r * 16, o[column][4 * i],
+                         o[column][4 * i + 2], o[column][4 * i + 1], o[column][4 * i + 3]);
+        if (r == 0) {
+#pragma unroll
+            for (int k = 0; k < 2; k++) {
+                store_local(sums + ((2 * pair + k) * WARPS + warp) * 4, s->m[column][k]);
+                store_local(sums + ((2 * PAIRS + 2 * pair + k) * WARPS + warp) * 4, s->l[column][k]);
+            }
+        }
+    }
+}
+
+__attribute__((reqd_work_group_size(THREADS, 1, 1))) __kernel void
+kvl_decode(__global const Q_ELEM *q, long4 q_view, __global const KV_ELEM *k, long4 k_view, __global const KV_ELEM *v,
+           long4 v_view, __global const int *table, __global const int *meta, __global float *partials,
+           __global int *counter, int4 shape, int4 work, float scale_log2, __global OUT_ELEM *out, long4 out_view,
+           __global float *lse, long4 lse_view, int run_splits)
+{
+    __local uchar memory[48000] __attribute__((aligned(1024)));
+    asm volatile("//KVL-LOCAL %0;" ::"n"(LOCAL_BYTES_NEEDED));
+    uint base = local_address(memory), thread = (uint)get_local_id(0), lane = thread & 31u;
+    uint warp = warp_broadcast(thread >> 5, 0), groups = (uint)get_num_groups(0);
+    const tables all = {table, meta + work.s1, work.s2 * shape.s1, shape.s1, run_splits};
+    const bytes_view kv[2] = {in_bytes((ulong)k, k_view), in_bytes((ulong)v, v_view)};
+    const outputs to = {out, out_view, lse, lse_view};
+    uint ring = base + warp * (STAGES * UNIT_BYTES), ring_barriers = base + AT_RING_BARRIERS + warp * (STAGES * 8);
+
+    if (thread == 256) {
+        for (int i = 0; i < 2; i++) {
+            barrier_init(base + AT_TASK_BARRIERS + 8 * i, 1);
+            barrier_init(base + AT_TASK_BARRIERS + 16 + 8 * i, WARPS);
+        }
+        barrier_init_fence();
+    }
+    if (warp == WARPS) {
+        EVERYBODY_BARRIER;
+        publish_tasks(&all, counter, base, lane);
+    } else {
+        stream s = {.item = 0, .stage = 0, .taken = 0};
+        take(&s.now, &all, (uint)get_group_id(0));
+        s.items = (uint)(s.now.end_split - s.now.first_split) * (2 * UNITS);
+        for (int part = 0; part < IDS_PER_UNIT; part++)
+            s.ids[part] = (uint)unit_block(&s.now, &all, (int)(lane / UNITS * (SPLIT / UNIT) + warp * UNITS + lane % UNITS), part);
+        if (lane == 0) {
+            for (int i = 0; i < STAGES; i++)
+                barrier_init(ring_barriers + 8 * i, 1);
+            barrier_init_fence();
+        }
+        warp_sync();
+        task t = s.now;
+        for (int i = 0; i < STAGES; i++) { /* none of these ends the task, which has 2 * UNITS items or more */
+            if (i == STAGES - 1)
+                EVERYBODY_BARRIER;
+            advance(&s, kv, &all, base, warp, lane);
+        }
+        uint eight = lane & 7u;
+        uint k_at = eight * 128 + ((lane >> 3) & 1u) * EIGHT_BYTES, k_chunk = lane >> 4;
+        uint v_at = eight * 128 + (lane >> 4) * EIGHT_BYTES, v_chunk = (lane >> 3) & 1u;
+        uint queries[QUERY_PARTS][COLUMNS][2 * STEPS];
+        load_queries(queries, q, q_view, &t, lane);
+        folded levels[LEVELS], sum;
+#pragma unroll
+        for (int level = 0; level < LEVELS; level++)
+#pragma unroll
+            for (int i = 0; i < 2 + VALUES; i++)
+                levels[level].x[i] = 0.0f;
+        uint buffer = 0, stage = 0, phase = 0;
+        place at = {.head = (thread >> 4) % PAIRS * 2 + (thread & 1u), .first = thread};
+        at.there = at.head < GROUP;
+
+        while (t.index < (uint)all.num_tasks) {
+            for (int split = t.first_split; split < t.end_split; split++) {
+                scores x;
+                float o[COLUMNS][4 * STEPS];
+#pragma unroll
+                for (int unit = 0; unit < UNITS; unit++) {
+                    barrier_wait(ring_barriers + 8 * stage, phase);
+                    uint tile = ring + stage * UNIT_BYTES + k_at;
+#pragma unroll
+                    for (int column = 0; column < COLUMNS; column++)
+                        x.x[unit][column][0] = x.x[unit][column][1] = x.x[unit][column][2] = x.x[unit][column][3] = 0.0f;
+#pragma unroll
+                    for (int i = 0; i < STEPS; i++) {
+                        uint a[4];
+                        load_matrices(a, tile + (i >> 2) * 1024 + ((((2u * i + k_chunk) & 7u) ^ eight) << 4));
+#pragma unroll
+                        for (int column = 0; column < COLUMNS; column++)
+#pragma unroll
+                            for (int part = 0; part < QUERY_PARTS; part++)
+                                multiply_add(x.x[unit][column], a, queries[part][column][2 * i],
+                                             queries[part][column][2 * i + 1]);
+                    }
+                    warp_sync();
+                    advance(&s, kv, &all, base, warp, lane);
+                    if (++stage == STAGES) {
+                        stage = 0;
+                        phase ^= 1u;
+                    }
+                }
+                /* The stream has reached the next task by the last unit of this one's K at the latest or not; its queries are
+                 * loaded when this task's are used up. */
+                int first_key = split * SPLIT + (int)warp * (UNITS * UNIT);
+                softmax(&x, first_key, t.visible, scale_log2, lane);
+#pragma unroll
+                for (int column = 0; column < COLUMNS; column++)
+#pragma unroll
+                    for (int i = 0; i < 4 * STEPS; i++)
+                        o[column][i] = 0.0f;
+#pragma unroll
+                for (int unit = 0; unit < UNITS; unit++) {
+                    int key = first_key + unit * UNIT + 2 * (int)(lane & 3u);
+                    uint keep0 = (key < t.visible ? 0xffffu : 0u) | (key + 1 < t.visible ? 0xffff0000u : 0u);
+                    uint keep1 = (key + 8 < t.visible ? 0xffffu : 0u) | (key + 9 < t.visible ? 0xffff0000u : 0u);
+                    barrier_wait(ring_barriers + 8 * stage, phase);
+                    uint tile = ring + stage * UNIT_BYTES + v_at;
+#pragma unroll
+                    for (int i = 0; i < STEPS; i++) {
+                        uint a[4];
+                        load_matrices_transposed(a, tile + (i >> 2) * 1024 + ((((2u * i + v_chunk) & 7u) ^ eight) << 4));
+                        a[0] &= keep0;
+                        a[1] &= keep0;
+                        a[2] &= keep1;
+                        a[3] &= keep1;
+#pragma unroll
+                        for (int column = 0; column < COLUMNS; column++)
+                            multiply_add(o[column] + 4 * i, a, x.p[unit][column][0], x.p[unit][column][1]);
+                    }
+                    warp_sync();
+                    advance(&s, kv, &all, base, warp, lane);
+                    if (++stage == STAGES) {
+                        stage = 0;
+                        phase ^= 1u;
+                    }
+                }
+                uint output = base + AT_OUTPUT + buffer * OUTPUT_BYTES, sums = base + AT_SUMS + buffer * SUM_BYTES;
+                if (BUFFERS == 1)
+                    STREAMING_BARRIER;
+                store_warp(&x, o, output, sums, warp, lane);
+                STREAMING_BARRIER;
+                buffer = (buffer + 1) % BUFFERS;
+                combine_warps(&sum, output, sums, &at);
+                push(levels, LEVELS, &sum, (uint)(split - t.first_split));
+            }
+            task next = s.now;
+            if (next.index < (uint)all.num_tasks)
+                load_queries(queries, q, q_view, &next, lane);
+            root(levels, LEVELS, &sum, (uint)(t.end_split - t.first_split));
+            bool last = true;
+            if (t.runs > 1) {
+                __global int *count = counter + 2 + t.row * shape.s1 + t.kv_head;
+                store_run(&sum, partials, &t, &at, shape.s0);
+                STREAMING_BARRIER;
+                if (thread == 0) {
+                    uint before = atomic_count(count);
+                    if (before == (uint)t.runs - 1)
+                        *count = 0;
+                    store_local_uint(base + AT_FLAG, before);
+                }
+                STREAMING_BARRIER;
+                last = load_local_uint(base + AT_FLAG) == (uint)t.runs - 1;
+                if (last)
+                    merge_runs(&sum, partials, &t, &at, shape.s0);
+            }
+            if (last)
+                write_row(&sum, &to, &t, &at);
+            t = next;
+        }
+    }
+    EVERYBODY_BARRIER;
+    if (thread == 0 && atomic_count(counter + 1) == groups - 1)
+        counter[0] = counter[1] = 0;
+}
