@@ -7,14 +7,14 @@
 #include <limits.h>
 #include <math.h>
 
-#define DEFAULT_SEQS 64
-#define DEFAULT_TOKENS 4096
+#define DEFAULT_SEQS    64
+#define DEFAULT_TOKENS  4096
 #define DEFAULT_CONTEXT 8192
-#define DEFAULT_STEPS 2
-#define MAX_HEAD_DIM 256
-#define MAX_BLOCK_SIZE 256
-#define MAX_HEADS 65536
-#define MAX_SEQS (1 << 20)
+#define DEFAULT_STEPS   2
+#define MAX_HEAD_DIM    256
+#define MAX_BLOCK_SIZE  256
+#define MAX_HEADS       65536
+#define MAX_SEQS        (1 << 20)
 
 static int32_t or_default(int32_t value, int32_t fallback)
 {
@@ -86,7 +86,8 @@ static kvleaf_status check_layout(const kvl_geometry *geometry)
         return KVLEAF_OK;
     if (!geometry->block_size)
         return kvl_fail(KVLEAF_INVALID, "layout", geometry->layout, KVLEAF_LAYOUT_STRIDED,
-                        "layout is %s, contiguous K/V (block_size 0) must be strided", kvleaf_layout_name(geometry->layout));
+                        "layout is %s, contiguous K/V (block_size 0) must be strided",
+                        kvleaf_layout_name(geometry->layout));
     const char *why = kvl_layout_refuses(geometry->layout, geometry->block_size);
     return why ? kvl_fail(KVLEAF_INVALID, "block_size", geometry->block_size, 0, "block_size is %d, layout %s: %s",
                           geometry->block_size, kvleaf_layout_name(geometry->layout), why)
@@ -102,8 +103,8 @@ static unsigned operations_of(int32_t block_size)
 /* Params with every default filled in. */
 static kvleaf_status resolve(const kvleaf_attention_params *params, kvl_engine_params *out)
 {
-    kvleaf_status status = params ? kvl_check_struct(params, params->struct_size, sizeof *params, "params")
-                                  : kvl_fail_null("params");
+    kvleaf_status status =
+        params ? kvl_check_struct(params, params->struct_size, sizeof *params, "params") : kvl_fail_null("params");
     if (!status)
         status = check_geometry(params);
     if (!status)
@@ -111,10 +112,15 @@ static kvleaf_status resolve(const kvleaf_attention_params *params, kvl_engine_p
     if (status)
         return status;
     kvl_geometry geometry = {
-        .q_dtype = params->q_dtype, .kv_dtype = params->kv_dtype, .out_dtype = params->out_dtype,
+        .q_dtype = params->q_dtype,
+        .kv_dtype = params->kv_dtype,
+        .out_dtype = params->out_dtype,
         .layout = params->layout == KVLEAF_LAYOUT_AUTO ? KVLEAF_LAYOUT_STRIDED : params->layout,
-        .num_heads = params->num_heads, .num_kv_heads = params->num_kv_heads, .head_dim = params->head_dim_k,
-        .block_size = params->block_size, .device_tables = params->device_tables != 0,
+        .num_heads = params->num_heads,
+        .num_kv_heads = params->num_kv_heads,
+        .head_dim = params->head_dim_k,
+        .block_size = params->block_size,
+        .device_tables = params->device_tables != 0,
     };
     *out = (kvl_engine_params){
         .geometry = geometry,
@@ -146,7 +152,8 @@ kvleaf_status kvleaf_attention_size(const kvleaf_device *device, const kvleaf_at
     return status;
 }
 
-kvleaf_status kvleaf_attention_create(kvleaf_device *device, const kvleaf_attention_params *params, kvleaf_attention **out)
+kvleaf_status kvleaf_attention_create(kvleaf_device *device, const kvleaf_attention_params *params,
+                                      kvleaf_attention **out)
 {
     if (!device || !out)
         return kvl_fail_null(!device ? "device" : "out");
@@ -256,7 +263,13 @@ kvleaf_status kvleaf_attention_merge(kvleaf_attention *attention, int32_t n, int
     kvleaf_status status = kvl_attention_begin(attention, exec, &chain);
     if (status)
         return status;
-    const kvl_merge merge = {.n = n, .rows = rows, .outs = outs, .lses = lses, .out_part_stride = out_part_stride,
-                             .lse_part_stride = lse_part_stride, .out = out, .lse = lse};
+    const kvl_merge merge = {.n = n,
+                             .rows = rows,
+                             .outs = outs,
+                             .lses = lses,
+                             .out_part_stride = out_part_stride,
+                             .lse_part_stride = lse_part_stride,
+                             .out = out,
+                             .lse = lse};
     return kvl_chain_end(&chain, kvl_engine_merge(attention->engine, &merge, &chain));
 }

@@ -32,8 +32,8 @@ static kvleaf_status check_cumulative(const char *field, const int32_t *cumulati
         return kvl_fail(KVLEAF_INVALID, field, cumulative[0], 0, "%s[0] is %d, must be 0", field, cumulative[0]);
     for (int32_t i = 0; i < count; i++) {
         if (cumulative[i + 1] < cumulative[i])
-            return kvl_fail(KVLEAF_INVALID, field, cumulative[i + 1], cumulative[i], "%s[%d] is %d, below the one before, %d",
-                            field, i + 1, cumulative[i + 1], cumulative[i]);
+            return kvl_fail(KVLEAF_INVALID, field, cumulative[i + 1], cumulative[i],
+                            "%s[%d] is %d, below the one before, %d", field, i + 1, cumulative[i + 1], cumulative[i]);
     }
     return KVLEAF_OK;
 }
@@ -68,8 +68,8 @@ static kvleaf_status check_sources(const kvleaf_attention *attention, const kvle
 
 static kvleaf_status check_enum(const char *field, int32_t seq, int64_t value, int64_t high)
 {
-    return value < 0 || value > high ? kvl_fail(KVLEAF_INVALID, field, value, high, "%s[%d] is %lld, must be 0 .. %lld", field,
-                                                seq, (long long)value, (long long)high)
+    return value < 0 || value > high ? kvl_fail(KVLEAF_INVALID, field, value, high, "%s[%d] is %lld, must be 0 .. %lld",
+                                                field, seq, (long long)value, (long long)high)
                                      : KVLEAF_OK;
 }
 
@@ -98,7 +98,8 @@ static kvleaf_status check_seq(const kvleaf_attention *attention, const kvleaf_b
         int32_t id = batch->block_table[seq * batch->block_table_stride + i];
         if (id < 0 || id >= batch->num_blocks)
             return kvl_fail(KVLEAF_INVALID, "block_table", id, batch->num_blocks - 1,
-                            "block_table[%d][%lld] is %d, must be 0 .. %d", seq, (long long)i, id, batch->num_blocks - 1);
+                            "block_table[%d][%lld] is %d, must be 0 .. %d", seq, (long long)i, id,
+                            batch->num_blocks - 1);
     }
     return KVLEAF_OK;
 }
@@ -117,7 +118,8 @@ static kvleaf_status check_slots(const kvleaf_attention *attention, const kvleaf
 
 static kvleaf_status check_batch(const kvleaf_attention *attention, const kvleaf_batch *batch)
 {
-    kvleaf_status status = batch ? kvl_check_struct(batch, batch->struct_size, sizeof *batch, "batch") : kvl_fail_null("batch");
+    kvleaf_status status =
+        batch ? kvl_check_struct(batch, batch->struct_size, sizeof *batch, "batch") : kvl_fail_null("batch");
     if (status)
         return status;
     if (batch->num_seqs < 0)
@@ -162,7 +164,8 @@ static void fill_slots(const kvleaf_batch *batch, int32_t seq, int32_t block_siz
         if (batch->slot_mapping)
             slots[first + i] = batch->slot_mapping[first + i];
         else
-            slots[first + i] = position < 0 ? -1 : (int64_t)row[position / block_size] * block_size + position % block_size;
+            slots[first + i] =
+                position < 0 ? -1 : (int64_t)row[position / block_size] * block_size + position % block_size;
     }
 }
 
@@ -175,7 +178,9 @@ static void fill(kvleaf_attention *attention, const kvleaf_batch *batch, const k
         int32_t keys = seqlen_k(batch, i);
         kvl_step_seq *seq = &attention->seqs[i];
         *seq = (kvl_step_seq){
-            .q_len = seqlen_q(batch, i), .kv_len = keys, .family = batch->families ? batch->families[i] : 0,
+            .q_len = seqlen_q(batch, i),
+            .kv_len = keys,
+            .family = batch->families ? batch->families[i] : 0,
             .mask = batch->masks ? batch->masks[i] : 0,
         };
         if (!block_size) {
@@ -205,7 +210,8 @@ static kvleaf_status check_device_arrays(const kvleaf_attention *attention, cons
         uint64_t needed;
     } arrays[] = {
         {"device_block_table", batch->device_block_table,
-         batch->device_block_table_offset + (uint64_t)batch->num_seqs * (uint64_t)batch->block_table_stride * sizeof(int32_t)},
+         batch->device_block_table_offset +
+             (uint64_t)batch->num_seqs * (uint64_t)batch->block_table_stride * sizeof(int32_t)},
         {"device_seq_lens_k", batch->device_seq_lens_k,
          batch->device_seq_lens_k_offset + (uint64_t)batch->num_seqs * sizeof(int32_t)},
     };
@@ -241,8 +247,11 @@ kvleaf_status kvleaf_attention_plan(kvleaf_attention *attention, const kvleaf_ba
         return status;
     fill(attention, batch, &counts, &staging);
     const kvl_step step = {
-        .seqs = attention->seqs, .num_seqs = batch->num_seqs, .num_blocks = batch->num_blocks,
-        .table = batch->device_block_table, .device_lens = batch->device_seq_lens_k,
+        .seqs = attention->seqs,
+        .num_seqs = batch->num_seqs,
+        .num_blocks = batch->num_blocks,
+        .table = batch->device_block_table,
+        .device_lens = batch->device_seq_lens_k,
         .device_lens_first = (int64_t)(batch->device_seq_lens_k_offset / sizeof(int32_t)),
     };
     return kvl_chain_end(&chain, kvl_engine_submit(attention->engine, &step, &chain));

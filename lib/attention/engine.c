@@ -7,9 +7,9 @@
 #include <string.h>
 
 #define PARTIAL_BYTES sizeof(float)
-#define MIN_COUNTERS 4
-#define PADDED_DIM 64 /* a variant may work on head_dim rounded up to this */
-#define UPDATE_GROUP 64 /* work-items a work-group of the table kernel */
+#define MIN_COUNTERS  4
+#define PADDED_DIM    64 /* a variant may work on head_dim rounded up to this */
+#define UPDATE_GROUP  64 /* work-items a work-group of the table kernel */
 
 static bool builds(const kvl_engine_params *params, kvl_operation operation)
 {
@@ -52,7 +52,8 @@ static uint64_t host_bytes(const kvl_engine *engine)
     return sizeof *engine + slot * (uint64_t)params->steps_in_flight + (uint64_t)params->max_seqs * sizeof(int32_t);
 }
 
-/* The variant of each operation as the device would choose it, without building: for sizes, the first that is not refused. */
+/* The variant of each operation as the device would choose it, without building: for sizes, the first that is not
+ * refused. */
 static void guess(kvl_engine *engine)
 {
     for (int operation = 0; operation < KVL_OPERATIONS; operation++) {
@@ -87,8 +88,8 @@ static kvleaf_status choose(kvl_engine *engine)
         engine->chosen[operation].variant = table; /* sizes below read a row of every operation */
         if (!builds(&engine->params, (kvl_operation)operation))
             continue;
-        kvleaf_status status = kvl_variant_choose(engine->device, table, count, &engine->params.geometry,
-                                                  &engine->chosen[operation]);
+        kvleaf_status status =
+            kvl_variant_choose(engine->device, table, count, &engine->params.geometry, &engine->chosen[operation]);
         if (status)
             return status;
     }
@@ -100,7 +101,8 @@ static kvleaf_status make_kernels(kvl_engine *engine)
     cl_program table_program = NULL, resolve_program = NULL;
     kvleaf_status status = KVLEAF_OK;
     if (engine->params.max_updates)
-        status = kvl_device_program(engine->device, "portable/table.cl", "-cl-std=CL1.2 -DWORK_GROUP=64", &table_program);
+        status =
+            kvl_device_program(engine->device, "portable/table.cl", "-cl-std=CL1.2 -DWORK_GROUP=64", &table_program);
     if (!status && engine->params.geometry.device_tables)
         status = kvl_device_program(engine->device, "portable/resolve.cl", "-cl-std=CL1.2", &resolve_program);
     const struct {
@@ -133,8 +135,8 @@ static kvleaf_status make_counter(kvl_engine *engine, int64_t ints, cl_mem *out)
     cl_int *zero = kvl_alloc(&engine->device->allocator, (size_t)ints, sizeof *zero);
     if (!zero)
         return kvl_fail_memory(bytes);
-    *out = engine->device->cl->CreateBuffer(engine->device->context, CL_MEM_READ_WRITE | CL_MEM_COPY_HOST_PTR, bytes, zero,
-                                            &error);
+    *out = engine->device->cl->CreateBuffer(engine->device->context, CL_MEM_READ_WRITE | CL_MEM_COPY_HOST_PTR, bytes,
+                                            zero, &error);
     kvl_free(&engine->device->allocator, zero);
     return error ? kvl_fail_opencl("clCreateBuffer", error) : KVLEAF_OK;
 }
@@ -151,7 +153,8 @@ static kvleaf_status make_buffers(kvl_engine *engine)
     const kvl_engine_params *params = &engine->params;
     const kvleaf_allocator *allocator = &engine->device->allocator;
     size_t ints = (size_t)engine->capacity.ints;
-    kvleaf_status status = kvl_device_buffer(engine->device, "the plan's tables", ints * sizeof(int32_t), &engine->meta);
+    kvleaf_status status =
+        kvl_device_buffer(engine->device, "the plan's tables", ints * sizeof(int32_t), &engine->meta);
     if (!status && builds(params, KVL_DECODE))
         status = kvl_device_buffer(engine->device, "the workspace of decode (max_decode_keys)", partials_bytes(engine),
                                    &engine->partials);
@@ -249,8 +252,7 @@ static kvleaf_status look_at_slot(kvl_engine *engine, kvl_slot *slot, bool *over
     const kvleaf_opencl *cl = engine->device->cl;
     cl_int state = CL_COMPLETE;
     if (slot->uploaded) {
-        cl_int error =
-            cl->GetEventInfo(slot->uploaded, CL_EVENT_COMMAND_EXECUTION_STATUS, sizeof state, &state, NULL);
+        cl_int error = cl->GetEventInfo(slot->uploaded, CL_EVENT_COMMAND_EXECUTION_STATUS, sizeof state, &state, NULL);
         if (error)
             return kvl_fail_opencl("clGetEventInfo", error);
     }
@@ -341,7 +343,8 @@ kvleaf_status kvl_engine_submit(kvl_engine *engine, const kvl_step *step, kvl_ch
         return status;
     engine->now.ready = false;
     if (at.used)
-        status = kvl_chain_write(chain, engine->meta, 0, (size_t)at.used * sizeof(int32_t), slot->host, &slot->uploaded);
+        status =
+            kvl_chain_write(chain, engine->meta, 0, (size_t)at.used * sizeof(int32_t), slot->host, &slot->uploaded);
     if (!status && at.counts.num_updates)
         status = run_updates(engine, &at, chain);
     if (!status && at.num_resolve)

@@ -17,14 +17,14 @@ typedef struct kvl_engine kvl_engine;
 
 typedef struct kvl_engine_params {
     kvl_geometry geometry;
-    unsigned operations;        /* bits 1 << kvl_operation: the programs to build */
+    unsigned operations; /* bits 1 << kvl_operation: the programs to build */
     int32_t max_seqs;
-    int32_t max_tokens;         /* query rows a step */
-    int32_t max_context;        /* keys a sequence */
-    int64_t max_decode_keys;    /* keys summed over the decode family's rows */
-    int32_t max_updates;        /* block-table updates a step */
-    int32_t max_copies;         /* block copies a step */
-    int64_t max_table;          /* entries of a table uploaded with each step; 0 = the table is another buffer */
+    int32_t max_tokens;      /* query rows a step */
+    int32_t max_context;     /* keys a sequence */
+    int64_t max_decode_keys; /* keys summed over the decode family's rows */
+    int32_t max_updates;     /* block-table updates a step */
+    int32_t max_copies;      /* block copies a step */
+    int64_t max_table;       /* entries of a table uploaded with each step; 0 = the table is another buffer */
     int32_t steps_in_flight;
 } kvl_engine_params;
 
@@ -38,10 +38,10 @@ const char *kvl_engine_variant(const kvl_engine *engine, const char *operation);
 
 /* Room in a staging slot, all of it to be filled before submit. */
 typedef struct kvl_staging {
-    int64_t *slots;             /* [num_slots] */
-    int32_t *updates;           /* [num_updates] pairs {index into the table, block} */
-    int32_t *copies;            /* [num_copies] pairs {src, dst} */
-    int32_t *table;             /* [num_table] */
+    int64_t *slots;   /* [num_slots] */
+    int32_t *updates; /* [num_updates] pairs {index into the table, block} */
+    int32_t *copies;  /* [num_copies] pairs {src, dst} */
+    int32_t *table;   /* [num_table] */
 } kvl_staging;
 
 typedef struct kvl_counts {
@@ -57,23 +57,23 @@ kvleaf_status kvl_engine_begin(kvl_engine *engine, const kvl_counts *counts, kvl
 cl_int kvl_engine_failure(const kvl_engine *engine);
 
 typedef struct kvl_step_seq {
-    int32_t q_len, kv_len;      /* kv_len counts this step's tokens */
-    int32_t table;              /* entry of the block table where it starts; contiguous: its first token */
+    int32_t q_len, kv_len; /* kv_len counts this step's tokens */
+    int32_t table;         /* entry of the block table where it starts; contiguous: its first token */
     kvleaf_family family;
     kvleaf_mask mask;
 } kvl_step_seq;
 
 typedef struct kvl_step {
-    const kvl_step_seq *seqs;   /* [num_seqs] */
+    const kvl_step_seq *seqs; /* [num_seqs] */
     int32_t num_seqs;
-    int32_t num_blocks;         /* of the K/V buffers */
-    cl_mem table;               /* the block table; NULL = the one staged with the step (or none: contiguous) */
-    cl_mem device_lens;         /* NULL, or int32 [num_seqs]: the true lengths, at most the kv_lens above */
-    int64_t device_lens_first;  /* ints */
+    int32_t num_blocks;        /* of the K/V buffers */
+    cl_mem table;              /* the block table; NULL = the one staged with the step (or none: contiguous) */
+    cl_mem device_lens;        /* NULL, or int32 [num_seqs]: the true lengths, at most the kv_lens above */
+    int64_t device_lens_first; /* ints */
 } kvl_step;
 
-/* Computes the schedule, checks it against the params, uploads it on the chain, applies the table updates. After a failure
- * the slot is free again and the engine has no step. TOO_SMALL names the capacity. */
+/* Computes the schedule, checks it against the params, uploads it on the chain, applies the table updates. After a
+ * failure the slot is free again and the engine has no step. TOO_SMALL names the capacity. */
 kvleaf_status kvl_engine_submit(kvl_engine *engine, const kvl_step *step, kvl_chain *chain);
 
 /* Where the step's block copies lie on the device, for kvl_pool_copier_run. */
@@ -86,7 +86,7 @@ int32_t kvl_engine_total_q(const kvl_engine *engine);
 /* A paged or contiguous view with its strides resolved, as kernels take it, for K and for V. */
 typedef struct kvl_view {
     cl_mem k, v;
-    cl_long4 k_view, v_view;    /* offset, block stride, token stride, head stride; elements */
+    cl_long4 k_view, v_view; /* offset, block stride, token stride, head stride; elements */
 } kvl_view;
 
 /* Checks the view against the geometry and the buffers' sizes and contexts. */

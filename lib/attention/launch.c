@@ -100,12 +100,15 @@ static kvleaf_status run_folding_decode(kvl_engine *engine, const attend_call *c
     size_t group = (size_t)engine->chosen[KVL_DECODE].work_group;
     cl_int run_splits = now->run_splits;
     cl_int4 work = {{now->rows_at, now->splits_at, now->num_splits, now->num_blocks}};
-    const kvl_arg args[] = {KVL_ARG(call->q.memory),    KVL_ARG(call->q.view),      KVL_ARG(call->view->k),
-                            KVL_ARG(call->view->k_view), KVL_ARG(call->view->v),     KVL_ARG(call->view->v_view),
-                            KVL_ARG(call->table),        KVL_ARG(engine->meta),      KVL_ARG(engine->partials),
-                            KVL_ARG(engine->decode_counter), KVL_ARG(call->shape),   KVL_ARG(work),
-                            KVL_ARG(call->scale_log2),   KVL_ARG(call->out.memory),  KVL_ARG(call->out.view),
-                            KVL_ARG(call->lse.memory),   KVL_ARG(call->lse.view),    KVL_ARG(run_splits)};
+    const kvl_arg args[] = {KVL_ARG(call->q.memory),   KVL_ARG(call->q.view),
+                            KVL_ARG(call->view->k),    KVL_ARG(call->view->k_view),
+                            KVL_ARG(call->view->v),    KVL_ARG(call->view->v_view),
+                            KVL_ARG(call->table),      KVL_ARG(engine->meta),
+                            KVL_ARG(engine->partials), KVL_ARG(engine->decode_counter),
+                            KVL_ARG(call->shape),      KVL_ARG(work),
+                            KVL_ARG(call->scale_log2), KVL_ARG(call->out.memory),
+                            KVL_ARG(call->out.view),   KVL_ARG(call->lse.memory),
+                            KVL_ARG(call->lse.view),   KVL_ARG(run_splits)};
     size_t tasks = (size_t)now->num_splits * (size_t)engine->params.geometry.num_kv_heads;
     const size_t global[2] = {queue_groups(engine, tasks) * group, 1};
     return launch(engine, engine->decode, args, COUNT(args), global, group, chain, last);

@@ -9,7 +9,7 @@
 
 /* A claim of a persistent kernel takes a whole (sequence, KV head) while this part of them lasts; the rest goes tile by
  * tile, so that the compute units finish together. */
-#define WHOLE_NUMERATOR 3
+#define WHOLE_NUMERATOR   3
 #define WHOLE_DENOMINATOR 4
 
 #define RESOLVE_INTS 3 /* target int, sequence, keys to subtract: portable/resolve.cl */
@@ -224,7 +224,8 @@ static void write_sequences(const kvl_engine *engine, const kvl_step *step, int3
             entry += ENTRY_INTS;
         }
         for (int32_t query = 0; kvl_is_decode(seq) && query < seq->q_len; query++, rows++, row += ROW_INTS) {
-            int32_t keys = visible(seq, query), pieces = (int32_t)kvl_ceil_div(num_splits(engine, keys), at->run_splits);
+            int32_t keys = visible(seq, query),
+                    pieces = (int32_t)kvl_ceil_div(num_splits(engine, keys), at->run_splits);
             int32_t fields[ROW_INTS] = {q_token + query, keys, table, partial};
             for (int32_t k = 0; k < ROW_INTS; k++)
                 row[k] = fields[k];
@@ -277,9 +278,11 @@ static int32_t *put_item(int32_t *item, int32_t entry, int32_t query, int32_t kv
     return item + ITEM_INTS;
 }
 
-/* Tiles, heaviest first. A persistent kernel's tiles of one (sequence, KV head) lie together, since one claim may take them
- * all and find their K and V in cache; others go tile by tile over all heads, so that heads share a tile's queries. */
-static int32_t *write_tiles(const kvl_engine *engine, const kvl_step_seq *seq, int32_t entry, bool by_head, int32_t *item)
+/* Tiles, heaviest first. A persistent kernel's tiles of one (sequence, KV head) lie together, since one claim may take
+ * them all and find their K and V in cache; others go tile by tile over all heads, so that heads share a tile's
+ * queries. */
+static int32_t *write_tiles(const kvl_engine *engine, const kvl_step_seq *seq, int32_t entry, bool by_head,
+                            int32_t *item)
 {
     int32_t last = (seq->q_len - 1) / engine->tile_queries * engine->tile_queries;
     int32_t heads = engine->params.geometry.num_kv_heads;

@@ -13,21 +13,21 @@ typedef struct kvl_schedule {
     kvl_counts counts;
     int32_t num_rows, num_splits, num_entries, num_items, num_claims, num_seqs, num_resolve;
     int32_t total_q, total_k, num_blocks;
-    int32_t run_splits;     /* splits of a decode item: 1, or more where the variant folds them itself */
-    int32_t used;           /* ints */
-    cl_mem table;           /* external, or NULL: the section at table_at */
-    bool ready;             /* a step is submitted */
+    int32_t run_splits; /* splits of a decode item: 1, or more where the variant folds them itself */
+    int32_t used;       /* ints */
+    cl_mem table;       /* external, or NULL: the section at table_at */
+    bool ready;         /* a step is submitted */
 } kvl_schedule;
 
 /* How many of each a step may have. */
 typedef struct kvl_capacity {
     int64_t rows, splits, items, claims, resolve;
-    int64_t ints;           /* of the whole array */
+    int64_t ints; /* of the whole array */
 } kvl_capacity;
 
 typedef struct kvl_slot {
-    int32_t *host;          /* [capacity.ints] */
-    cl_event uploaded;      /* of the write that reads it; NULL = free */
+    int32_t *host;     /* [capacity.ints] */
+    cl_event uploaded; /* of the write that reads it; NULL = free */
 } kvl_slot;
 
 struct kvl_engine {
@@ -38,11 +38,11 @@ struct kvl_engine {
     cl_mem meta, partials, decode_counter, prefill_counter;
     kvl_capacity capacity;
     int32_t tile_queries, tile_heads; /* of a prefill item */
-    kvl_slot *slots;        /* [params.steps_in_flight] */
-    int32_t *order;         /* [max_seqs] scratch: sequences by descending prefill work */
-    kvl_slot *open;         /* begun and not submitted */
+    kvl_slot *slots;                  /* [params.steps_in_flight] */
+    int32_t *order;                   /* [max_seqs] scratch: sequences by descending prefill work */
+    kvl_slot *open;                   /* begun and not submitted */
     kvl_schedule begun, now;
-    cl_int failure;         /* of an upload, on the device */
+    cl_int failure; /* of an upload, on the device */
 };
 
 /* Whether the decode family computes a sequence. */
@@ -60,13 +60,13 @@ kvleaf_status kvl_schedule_build(const kvl_engine *engine, const kvl_step *step,
 /* A tensor as a kernel takes it. */
 typedef struct kvl_bound {
     cl_mem memory;
-    cl_long4 view;          /* offset, token stride, head stride, 0; elements */
+    cl_long4 view; /* offset, token stride, head stride, 0; elements */
 } kvl_bound;
 
 typedef struct kvl_expect {
-    const char *name;       /* for messages */
+    const char *name; /* for messages */
     int64_t tokens, heads, dim;
-    bool output;            /* its elements must not overlap */
+    bool output; /* its elements must not overlap */
 } kvl_expect;
 
 /* Checks handle, context, dtype's size, strides and the buffer's size; resolves packed strides. */

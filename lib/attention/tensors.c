@@ -35,9 +35,10 @@ kvleaf_status kvl_check_dtype(const char *name, kvleaf_dtype given, kvleaf_dtype
                     kvleaf_dtype_name(wanted));
 }
 
-/* Handle, dtype and offset of a tensor; *first is its offset in elements, *elements how many its buffer holds in all. */
-static kvleaf_status check_handle(const kvl_engine *engine, const char *name, const kvleaf_tensor *tensor, int64_t *first,
-                                  int64_t *elements)
+/* Handle, dtype and offset of a tensor; *first is its offset in elements, *elements how many its buffer holds in all.
+ */
+static kvleaf_status check_handle(const kvl_engine *engine, const char *name, const kvleaf_tensor *tensor,
+                                  int64_t *first, int64_t *elements)
 {
     if (!tensor)
         return kvl_fail_null(name);
@@ -68,8 +69,9 @@ static bool extent(int64_t first, int64_t count_a, int64_t stride_a, int64_t cou
                    int64_t *end)
 {
     uint64_t a, b, sum;
-    if (!kvl_mul((uint64_t)(count_a - 1), (uint64_t)stride_a, &a) || !kvl_mul((uint64_t)(count_b - 1), (uint64_t)stride_b, &b) ||
-        !kvl_add(a, b, &sum) || !kvl_add(sum, (uint64_t)first + (uint64_t)run, &sum) || sum > INT64_MAX)
+    if (!kvl_mul((uint64_t)(count_a - 1), (uint64_t)stride_a, &a) ||
+        !kvl_mul((uint64_t)(count_b - 1), (uint64_t)stride_b, &b) || !kvl_add(a, b, &sum) ||
+        !kvl_add(sum, (uint64_t)first + (uint64_t)run, &sum) || sum > INT64_MAX)
         return false;
     *end = (int64_t)sum;
     return true;
@@ -128,9 +130,10 @@ static kvleaf_status check_aligned(const char *name, const cl_long4 *view, size_
     int64_t unit = PACKED_ALIGNMENT / (int64_t)size;
     for (int i = 0; i < 4; i++) {
         if (view->s[i] % unit)
-            return kvl_fail(KVLEAF_INVALID, name, view->s[i], unit,
-                            "%s of a packed layout has an offset or stride of %lld elements, must be a multiple of %d bytes",
-                            name, (long long)view->s[i], PACKED_ALIGNMENT);
+            return kvl_fail(
+                KVLEAF_INVALID, name, view->s[i], unit,
+                "%s of a packed layout has an offset or stride of %lld elements, must be a multiple of %d bytes", name,
+                (long long)view->s[i], PACKED_ALIGNMENT);
     }
     return KVLEAF_OK;
 }
@@ -148,12 +151,13 @@ static kvleaf_status bind_side(const kvl_engine *engine, const kvleaf_kv_view *v
     if (status)
         return status;
     bool packed = geometry->layout != KVLEAF_LAYOUT_STRIDED, paged = geometry->block_size > 0;
-    int64_t tile = packed ? (int64_t)kvleaf_layout_tile(geometry->layout, geometry->block_size, geometry->head_dim) : dim;
+    int64_t tile =
+        packed ? (int64_t)kvleaf_layout_tile(geometry->layout, geometry->block_size, geometry->head_dim) : dim;
     int64_t head_stride = or_packed(tensor->head_stride, tile);
     int64_t token_stride = packed ? 0 : or_packed(tensor->token_stride, heads * dim);
     int64_t blocks = paged ? view->num_blocks : engine->now.total_k;
-    int64_t block_stride = paged ? or_packed(view->block_stride, heads * (packed ? tile : dim * geometry->block_size))
-                                 : token_stride;
+    int64_t block_stride =
+        paged ? or_packed(view->block_stride, heads * (packed ? tile : dim * geometry->block_size)) : token_stride;
     if (head_stride < 0 || token_stride < 0 || block_stride < 0)
         return negative_stride(name, head_stride < 0 ? head_stride : token_stride < 0 ? token_stride : block_stride);
     uint64_t rows = 0;
@@ -173,7 +177,8 @@ static kvleaf_status bind_side(const kvl_engine *engine, const kvleaf_kv_view *v
 
 kvleaf_status kvl_engine_view(const kvl_engine *engine, const kvleaf_kv_view *view, kvl_view *out)
 {
-    kvleaf_status status = view ? kvl_check_struct(view, view->struct_size, sizeof *view, "view") : kvl_fail_null("view");
+    kvleaf_status status =
+        view ? kvl_check_struct(view, view->struct_size, sizeof *view, "view") : kvl_fail_null("view");
     if (status)
         return status;
     kvleaf_layout layout = view->layout == KVLEAF_LAYOUT_AUTO ? KVLEAF_LAYOUT_STRIDED : view->layout;

@@ -45,8 +45,9 @@ static const char *needs_paged_cpu(const kvleaf_caps *caps, const kvl_geometry *
 static const char *needs_packed(const kvleaf_caps *caps, const kvl_geometry *geometry)
 {
     (void)caps;
-    return geometry->layout == KVLEAF_LAYOUT_STRIDED ? "constants are for pools, a strided view takes the generic program"
-                                                     : NULL;
+    return geometry->layout == KVLEAF_LAYOUT_STRIDED
+               ? "constants are for pools, a strided view takes the generic program"
+               : NULL;
 }
 
 static const char *needs_dim8(const kvleaf_caps *caps, const kvl_geometry *geometry)
@@ -98,53 +99,142 @@ static int32_t hopper_run(const kvl_geometry *geometry)
 }
 
 static const kvl_variant append_table[] = {
-    {.family = "append", .name = "portable", .file = "portable/append.cl", .kernels = {"kvl_append"},
-     .refuses = needs_paged, .work_group = 64},
-    {.family = "append", .name = "cpu", .file = "cpu/append.cl", .kernels = {"kvl_append"},
-     .refuses = needs_paged_cpu, .work_group = 1, .item_tokens = 16},
+    {.family = "append",
+     .name = "portable",
+     .file = "portable/append.cl",
+     .kernels = {"kvl_append"},
+     .refuses = needs_paged,
+     .work_group = 64},
+    {.family = "append",
+     .name = "cpu",
+     .file = "cpu/append.cl",
+     .kernels = {"kvl_append"},
+     .refuses = needs_paged_cpu,
+     .work_group = 1,
+     .item_tokens = 16},
 };
 
 static const kvl_variant decode_table[] = {
-    {.family = "decode", .name = "portable", .file = "portable/decode.cl", .kernels = {"kvl_decode", "kvl_fold"},
-     .refuses = never_refuses, .work_group = 128, .split_tokens = 256},
-    {.family = "decode", .name = "portable_fixed", .file = "portable/decode.cl", .kernels = {"kvl_decode", "kvl_fold"},
-     .refuses = needs_packed, .fixed = FIX_ALL, .work_group = 128, .split_tokens = 256},
-    {.family = "decode", .name = "portable_vector", .file = "portable/decode.cl", .kernels = {"kvl_decode", "kvl_fold"},
-     .refuses = needs_dim8, .fixed = FIX_ALL, .options = "-DVECTOR_LOADS=1", .work_group = 128, .split_tokens = 256},
-    {.family = "decode", .name = "nvidia", .file = "nvidia/decode.cl", .kernels = {"kvl_decode"},
-     .refuses = needs_hopper, .fixed = FIX_ALL, .work_group = 288, .min_work_group = 288, .split_tokens = 256,
-     .undocumented = true, .longest_run = hopper_run},
-    {.family = "decode", .name = "cpu", .file = "cpu/decode.cl", .kernels = {"kvl_decode", "kvl_fold"},
-     .refuses = needs_cpu_layout, .fixed = FIX_ALL, .work_group = 1, .persistent = true, .split_tokens = 512},
+    {.family = "decode",
+     .name = "portable",
+     .file = "portable/decode.cl",
+     .kernels = {"kvl_decode", "kvl_fold"},
+     .refuses = never_refuses,
+     .work_group = 128,
+     .split_tokens = 256},
+    {.family = "decode",
+     .name = "portable_fixed",
+     .file = "portable/decode.cl",
+     .kernels = {"kvl_decode", "kvl_fold"},
+     .refuses = needs_packed,
+     .fixed = FIX_ALL,
+     .work_group = 128,
+     .split_tokens = 256},
+    {.family = "decode",
+     .name = "portable_vector",
+     .file = "portable/decode.cl",
+     .kernels = {"kvl_decode", "kvl_fold"},
+     .refuses = needs_dim8,
+     .fixed = FIX_ALL,
+     .options = "-DVECTOR_LOADS=1",
+     .work_group = 128,
+     .split_tokens = 256},
+    {.family = "decode",
+     .name = "nvidia",
+     .file = "nvidia/decode.cl",
+     .kernels = {"kvl_decode"},
+     .refuses = needs_hopper,
+     .fixed = FIX_ALL,
+     .work_group = 288,
+     .min_work_group = 288,
+     .split_tokens = 256,
+     .undocumented = true,
+     .longest_run = hopper_run},
+    {.family = "decode",
+     .name = "cpu",
+     .file = "cpu/decode.cl",
+     .kernels = {"kvl_decode", "kvl_fold"},
+     .refuses = needs_cpu_layout,
+     .fixed = FIX_ALL,
+     .work_group = 1,
+     .persistent = true,
+     .split_tokens = 512},
 };
 
 static const kvl_variant prefill_table[] = {
-    {.family = "prefill", .name = "portable", .file = "portable/prefill.cl", .kernels = {"kvl_prefill"},
-     .refuses = never_refuses, .work_group = 64, .tile_rows = 16},
-    {.family = "prefill", .name = "portable_fixed", .file = "portable/prefill.cl", .kernels = {"kvl_prefill"},
-     .refuses = needs_packed, .fixed = FIX_ALL, .work_group = 64, .tile_rows = 16},
-    {.family = "prefill", .name = "nvidia", .file = "nvidia/prefill.cl", .kernels = {"kvl_prefill"},
-     .refuses = needs_wgmma, .fixed = FIX_ALL, .work_group = 384, .min_work_group = 384, .queued = true,
-     .power_heads = true, .tile_rows = 128, .undocumented = true},
-    {.family = "prefill", .name = "cpu", .file = "cpu/prefill.cl", .kernels = {"kvl_prefill"},
-     .refuses = needs_cpu_layout, .fixed = FIX_ALL, .work_group = 1, .persistent = true, .tile_rows = 192},
+    {.family = "prefill",
+     .name = "portable",
+     .file = "portable/prefill.cl",
+     .kernels = {"kvl_prefill"},
+     .refuses = never_refuses,
+     .work_group = 64,
+     .tile_rows = 16},
+    {.family = "prefill",
+     .name = "portable_fixed",
+     .file = "portable/prefill.cl",
+     .kernels = {"kvl_prefill"},
+     .refuses = needs_packed,
+     .fixed = FIX_ALL,
+     .work_group = 64,
+     .tile_rows = 16},
+    {.family = "prefill",
+     .name = "nvidia",
+     .file = "nvidia/prefill.cl",
+     .kernels = {"kvl_prefill"},
+     .refuses = needs_wgmma,
+     .fixed = FIX_ALL,
+     .work_group = 384,
+     .min_work_group = 384,
+     .queued = true,
+     .power_heads = true,
+     .tile_rows = 128,
+     .undocumented = true},
+    {.family = "prefill",
+     .name = "cpu",
+     .file = "cpu/prefill.cl",
+     .kernels = {"kvl_prefill"},
+     .refuses = needs_cpu_layout,
+     .fixed = FIX_ALL,
+     .work_group = 1,
+     .persistent = true,
+     .tile_rows = 192},
 };
 
 static const kvl_variant gather_table[] = {
-    {.family = "gather", .name = "portable", .file = "portable/gather.cl", .kernels = {"kvl_gather"},
-     .refuses = needs_paged, .work_group = 64},
-    {.family = "gather", .name = "cpu", .file = "cpu/gather.cl", .kernels = {"kvl_gather"},
-     .refuses = needs_paged_cpu, .work_group = 1, .item_tokens = 16},
+    {.family = "gather",
+     .name = "portable",
+     .file = "portable/gather.cl",
+     .kernels = {"kvl_gather"},
+     .refuses = needs_paged,
+     .work_group = 64},
+    {.family = "gather",
+     .name = "cpu",
+     .file = "cpu/gather.cl",
+     .kernels = {"kvl_gather"},
+     .refuses = needs_paged_cpu,
+     .work_group = 1,
+     .item_tokens = 16},
 };
 
 static const kvl_variant merge_table[] = {
-    {.family = "merge", .name = "portable", .file = "portable/merge.cl", .kernels = {"kvl_merge"},
-     .refuses = never_refuses, .work_group = 64},
-    {.family = "merge", .name = "cpu", .file = "cpu/merge.cl", .kernels = {"kvl_merge"},
-     .refuses = needs_cpu, .work_group = 1},
+    {.family = "merge",
+     .name = "portable",
+     .file = "portable/merge.cl",
+     .kernels = {"kvl_merge"},
+     .refuses = never_refuses,
+     .work_group = 64},
+    {.family = "merge",
+     .name = "cpu",
+     .file = "cpu/merge.cl",
+     .kernels = {"kvl_merge"},
+     .refuses = needs_cpu,
+     .work_group = 1},
 };
 
-#define TABLE(rows) {rows, sizeof rows / sizeof *rows}
+#define TABLE(rows)                                                                                                    \
+    {                                                                                                                  \
+        rows, sizeof rows / sizeof *rows                                                                               \
+    }
 
 static const struct {
     const kvl_variant *rows;

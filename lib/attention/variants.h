@@ -6,14 +6,7 @@
 
 #include "device/variant.h"
 
-typedef enum kvl_operation {
-    KVL_APPEND,
-    KVL_DECODE,
-    KVL_PREFILL,
-    KVL_GATHER,
-    KVL_MERGE,
-    KVL_OPERATIONS
-} kvl_operation;
+typedef enum kvl_operation { KVL_APPEND, KVL_DECODE, KVL_PREFILL, KVL_GATHER, KVL_MERGE, KVL_OPERATIONS } kvl_operation;
 
 /* "append", "decode", ... */
 const char *kvl_operation_name(kvl_operation operation);

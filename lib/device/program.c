@@ -6,7 +6,7 @@
 #include <string.h>
 
 #define DEFAULT_STANDARD "-cl-std=CL1.2"
-#define PTX_OPTIONS "-cl-nv-verbose" /* for the log that tells of serialised products */
+#define PTX_OPTIONS      "-cl-nv-verbose" /* for the log that tells of serialised products */
 
 typedef struct program_entry {
     struct program_entry *next;

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* NVIDIA's OpenCL compiler gives PTX for sm_90 and refuses what only sm_90a has, and local memory beyond 48 KiB; its assembler
- * takes both. A kernel that wants them carries them as comments of inline assembly, which come out in the PTX with their
- * operands filled in:
+/* NVIDIA's OpenCL compiler gives PTX for sm_90 and refuses what only sm_90a has, and local memory beyond 48 KiB; its
+ * assembler takes both. A kernel that wants them carries them as comments of inline assembly, which come out in the PTX
+ * with their operands filled in:
  *     //KVL <instruction>      becomes the instruction
  *     //KVL-LOCAL <bytes>      becomes the size of the kernel's local array, declared with PLACEHOLDER bytes
  * and the target becomes sm_90a. No document promises any of it, so it is tried on the device and has a fallback. */
@@ -11,12 +11,12 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define MARKER "//KVL "
+#define MARKER       "//KVL "
 #define LOCAL_MARKER "//KVL-LOCAL "
-#define PLACEHOLDER "[48000]"
-#define TARGET ".target sm_90"
-#define WORK_GROUP ".reqntid "
-#define SERIALISED "C7511"
+#define PLACEHOLDER  "[48000]"
+#define TARGET       ".target sm_90"
+#define WORK_GROUP   ".reqntid "
+#define SERIALISED   "C7511"
 
 bool kvl_ptx_wanted(const char *source)
 {

@@ -34,15 +34,15 @@ typedef struct kvl_variant {
     int32_t work_group;     /* work-items a work-group: halved until it is within the device's and the
                                kernels' limits, then given as -DWORK_GROUP */
     int32_t min_work_group; /* below this the variant does not serve; 0 = 1 */
-    bool persistent;        /* a work-group a compute unit, taking items from a counter; prefill: in claims that keep the
-                               tiles of a sequence and KV head together */
-    bool queued;            /* the same for items taken one by one, the heaviest first */
-    bool power_heads;       /* prefill: a tile has room for the group's heads rounded up to a power of two */
-    int32_t split_tokens;   /* decode: keys of a split, given as -DSPLIT_TOKENS */
-    int32_t item_tokens;    /* append, gather: tokens a work-group takes; 0 = 1 */
-    int32_t tile_rows;      /* prefill: query rows times heads of a tile, given as -DTILE_ROWS */
-    bool undocumented;      /* relies on driver behaviour that no document promises: PTX edited after compilation
-                               (lib/device/ptx.c), local memory beyond the reported limit */
+    bool persistent;      /* a work-group a compute unit, taking items from a counter; prefill: in claims that keep the
+                             tiles of a sequence and KV head together */
+    bool queued;          /* the same for items taken one by one, the heaviest first */
+    bool power_heads;     /* prefill: a tile has room for the group's heads rounded up to a power of two */
+    int32_t split_tokens; /* decode: keys of a split, given as -DSPLIT_TOKENS */
+    int32_t item_tokens;  /* append, gather: tokens a work-group takes; 0 = 1 */
+    int32_t tile_rows;    /* prefill: query rows times heads of a tile, given as -DTILE_ROWS */
+    bool undocumented;    /* relies on driver behaviour that no document promises: PTX edited after compilation
+                             (lib/device/ptx.c), local memory beyond the reported limit */
     /* decode: NULL, or the kernel folds its splits itself, in one launch: the largest run of splits one work-group may
      * take, a power of two. */
     int32_t (*longest_run)(const kvl_geometry *geometry);
