@@ -60,22 +60,28 @@ static void print_geometry(const geometry *g, const char *what)
            g->block_size, g->num_blocks);
 }
 
+/* None in half of the cases, so that whole cache lines are met as well as torn ones. */
+static int32_t gap(int32_t limit)
+{
+    return random_below(2) ? 0 : random_below(limit);
+}
+
 /* Strided views have gaps between tokens, heads and blocks; packed ones lie tile by tile, with a gap between blocks. */
 static pool_side make_side(const geometry *g, bool value)
 {
-    int64_t offset = random_below(9), token, head, block;
+    int64_t offset = gap(9), token, head, block;
     if (g->place == NHD) {
-        head = g->head_dim + random_below(3);
-        token = head * g->num_kv_heads + random_below(3);
-        block = token * g->block_size + random_below(3);
+        head = g->head_dim + gap(3);
+        token = head * g->num_kv_heads + gap(3);
+        block = token * g->block_size + gap(3);
     } else if (g->place == HND) {
-        token = g->head_dim + random_below(3);
-        head = token * g->block_size + random_below(3);
-        block = head * g->num_kv_heads + random_below(3);
+        token = g->head_dim + gap(3);
+        head = token * g->block_size + gap(3);
+        block = head * g->num_kv_heads + gap(3);
     } else {
         token = 0;
         head = (int64_t)kvleaf_layout_tile(layouts[g->place], g->block_size, g->head_dim);
-        block = head * g->num_kv_heads + random_below(3);
+        block = head * g->num_kv_heads + gap(3);
     }
     pool_side side = {.value = value, .view = {{offset, block, token, head}}};
     side.bytes = (size_t)(offset + block * g->num_blocks + TAIL) * kvleaf_dtype_size(g->kv_dtype);

@@ -71,9 +71,10 @@ inline void store_row(__global const uchar *source, long from, int dtype, __glob
 {
     int head_dim = SHAPE_HEAD_DIM(shape);
     int dim = 0;
-    for (; dim + 16 <= head_dim; dim += 16)
-        store_raw16(load_rounded16(source, from + dim, dtype),
-                    target + element_offset(view, value, SHAPE_BLOCK_SIZE(shape), head_dim, in_block, dim));
+    for (; dim + 16 <= head_dim; dim += 16) {
+        __global kv_raw *at = target + element_offset(view, value, SHAPE_BLOCK_SIZE(shape), head_dim, in_block, dim);
+        stream_raw16(load_rounded16(source, from + dim, dtype), at, is_aligned16(at));
+    }
     store_scattered(source, from, dtype, target, view, value, dim, in_block, shape);
 }
 
@@ -81,6 +82,7 @@ inline void store_row(__global const uchar *source, long from, int dtype, __glob
 inline void store_unit(__global const uchar *source, long from, long token_stride, int dtype, __global kv_raw *unit,
                        int head_dim)
 {
+    bool aligned = is_aligned16(unit);
     int dim = 0;
     for (; dim + 16 <= head_dim; dim += 16) {
         kv_raw16 rows[16];
@@ -88,7 +90,7 @@ inline void store_unit(__global const uchar *source, long from, long token_strid
             rows[token] = load_rounded16(source, from + token * token_stride + dim, dtype);
         transpose16(rows);
         for (int i = 0; i < 16; i++)
-            store_raw16(rows[i], unit + (dim + i) * 16);
+            stream_raw16(rows[i], unit + (dim + i) * 16, aligned);
     }
     for (; dim < head_dim; dim++)
         for (int token = 0; token < 16; token++) {
