@@ -297,7 +297,7 @@ static kvleaf_status submit(kvleaf_plan *plan, const kvleaf_batch_entry *batch, 
                             const kvleaf_exec *exec)
 {
     kvl_counts counts;
-    kvl_staging staging;
+    kvl_staging staging = {0};
     kvleaf_status status = count(plan, total_q, &counts);
     if (status)
         return status;

@@ -93,8 +93,8 @@ kvleaf_status kvl_variant_try(kvleaf_device *device, const kvl_variant *variant,
         return kvl_fail(KVLEAF_UNSUPPORTED, "max_work_group_size", least, (int64_t)device->caps.max_work_group_size,
                         "needs work-groups of %d, the limit is %zu", (int)least, device->caps.max_work_group_size);
     for (; work_group >= least; work_group /= 2) {
-        cl_program program;
-        bool fits;
+        cl_program program = NULL;
+        bool fits = false;
         kvleaf_status status = build_at(device, variant, geometry, work_group, &program, &fits);
         if (status != KVLEAF_OK)
             return status;

@@ -11,7 +11,7 @@ static const char *const layouts[] = {"auto", "strided", "rows", "cpu16", "dim8"
 static kvleaf_layout resolve_layout(const cli *program, const kvleaf_device *device, const cli_shape *shape, int layout)
 {
     if (shape->block_size == 0) {
-        if (layout > KVLEAF_LAYOUT_STRIDED)
+        if (layout != KVLEAF_LAYOUT_AUTO && layout != KVLEAF_LAYOUT_STRIDED)
             cli_usage(program, "--layout is %s, but contiguous K/V (--block-size 0) is strided", layouts[layout]);
         return KVLEAF_LAYOUT_STRIDED;
     }
