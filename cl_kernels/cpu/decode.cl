@@ -101,40 +101,40 @@ typedef const float16 *unit_pointer;
 #endif
 #define VECTOR_BYTES (LANES * (int)sizeof(KV_ELEM))
 
-/* Scores of a tile of heads against four units. q: the tile's rows. scores: where the first row's go. */
-MUST_INLINE void score_tile(const float *q, const unit_pointer *unit, const unit_pointer *ahead,
+/* Adds what one part of the dims, `dims` of them, gives to the scores of a tile of heads against four units. q: the
+ * tile's rows, from the part on. scores: where the first row's go. */
+MUST_INLINE void add_scores(const float *q, const unit_pointer *unit, const unit_pointer *ahead, bool first, int dims,
                             float16 *scores)
 {
     float16 sum[STREAMS][TILE_HEADS];
     UNROLL for (int x = 0; x < STREAMS; x++)
         UNROLL for (int h = 0; h < TILE_HEADS; h++)
-            sum[x][h] = (float16)(0.0f);
-    for (int part = 0; part < PARTS; part++) {
-        int end = min((part + 1) * PART_VECTORS * LANES, HEAD_DIM);
-        int d = part * PART_VECTORS * LANES;
-        for (; d + 4 <= end; d += 4) {
-            UNROLL for (int x = 0; x < STREAMS; x++) {
-                PREFETCH_LINES(ahead[part * STREAMS + x], (d % 64) * VECTOR_BYTES / LINE_BYTES,
-                               4 * VECTOR_BYTES / LINE_BYTES);
-            }
-            UNROLL for (int u = 0; u < 4; u++) {
-                float16 k[STREAMS];
-                UNROLL for (int x = 0; x < STREAMS; x++)
-                    k[x] = LOAD_UNIT(unit[x], d + u);
-                UNROLL for (int h = 0; h < TILE_HEADS; h++)
-                    UNROLL for (int x = 0; x < STREAMS; x++)
-                        sum[x][h] = fma((float16)(q[h * PADDED_DIM + d + u]), k[x], sum[x][h]);
-            }
+            sum[x][h] = first ? (float16)(0.0f) : scores[h * SPLIT_UNITS + x];
+    int d = 0;
+    for (; d + 4 <= dims; d += 4) {
+        UNROLL for (int x = 0; x < STREAMS; x++) {
+            PREFETCH_LINES(ahead[x], d * VECTOR_BYTES / LINE_BYTES, 4 * VECTOR_BYTES / LINE_BYTES);
         }
-        for (; d < end; d++)
+        UNROLL for (int u = 0; u < 4; u++) {
+            float16 k[STREAMS];
+            UNROLL for (int x = 0; x < STREAMS; x++)
+                k[x] = LOAD_UNIT(unit[x], d + u);
             UNROLL for (int h = 0; h < TILE_HEADS; h++)
                 UNROLL for (int x = 0; x < STREAMS; x++)
-                    sum[x][h] = fma((float16)(q[h * PADDED_DIM + d]), LOAD_UNIT(unit[x], d), sum[x][h]);
+                    sum[x][h] = fma((float16)(q[h * PADDED_DIM + d + u]), k[x], sum[x][h]);
+        }
     }
+    for (; d < dims; d++)
+        UNROLL for (int h = 0; h < TILE_HEADS; h++)
+            UNROLL for (int x = 0; x < STREAMS; x++)
+                sum[x][h] = fma((float16)(q[h * PADDED_DIM + d]), LOAD_UNIT(unit[x], d), sum[x][h]);
     UNROLL for (int h = 0; h < TILE_HEADS; h++)
         UNROLL for (int x = 0; x < STREAMS; x++)
             scores[h * SPLIT_UNITS + x] = sum[x][h];
 }
+
+/* Dims of a part. */
+#define PART_DIMS(part) min(PART_VECTORS * LANES, HEAD_DIM - (part) * PART_VECTORS * LANES)
 
 /* Adds the values of one part and up to four units to a tile's accumulators. weights: of the tile's first row and
  * the first unit. tokens: how many of the 64 the row sees; only those are read. vectors: of the part, a constant
@@ -241,42 +241,48 @@ inline void find_streams(__global const KV_ELEM *k, long4 k_view, __global const
 /* Steps between reading and prefetching: one part, or a whole head where its parts are not alike. */
 #define STEPS_AHEAD (LAST_VECTORS == 0 ? 1 : PARTS)
 
-/* Where the four streams are `STEPS_AHEAD` steps after a part of a KV head. */
-inline void find_ahead(const unit_pointer *unit, const piece *now, long head_stride, int kv, int part,
-                       unit_pointer *ahead)
+/* One step: where four streams read, and where they prefetch, STEPS_AHEAD steps on. */
+typedef struct reading {
+    unit_pointer unit[STREAMS], ahead[STREAMS];
+} reading;
+
+inline reading find_reading(const unit_pointer *unit, const piece *now, long head_stride, int kv, int part)
 {
-    int step = kv * PARTS + part + STEPS_AHEAD;
+    reading found;
     int steps = now->kv_heads * PARTS;
-    bool beyond = step >= steps;
-    int at = beyond ? step - steps : step;
+    int at = kv * PARTS + part + STEPS_AHEAD;
+    bool beyond = at >= steps;
+    if (beyond)
+        at -= steps;
     long offset = at / PARTS * head_stride + at % PARTS * PART;
-    for (int x = 0; x < STREAMS; x++)
-        ahead[x] = unit[beyond ? STREAMS + x : x] + offset;
+    for (int x = 0; x < STREAMS; x++) {
+        found.unit[x] = unit[x] + kv * head_stride + part * PART;
+        found.ahead[x] = unit[beyond ? STREAMS + x : x] + offset;
+    }
+    return found;
 }
 
 /* Of the streams, those that a tile of heads prefetches: the tiles share them out, so that memory is busy all the time.
  * The others get the lines in use. */
-inline void share_ahead(const unit_pointer *ahead, const unit_pointer *unit, int offset, int tile, unit_pointer *share)
+inline void share_ahead(const reading *at, int tile, unit_pointer *ahead)
 {
     for (int x = 0; x < STREAMS; x++)
-        share[x] = GROUP_TILES == 1 || x % PIECE_TILES == tile ? ahead[x] : unit[x] + offset;
+        ahead[x] = GROUP_TILES == 1 || x % PIECE_TILES == tile ? at->ahead[x] : at->unit[x];
 }
 
 inline void score_piece(const streams *from, const piece *now, long head_stride, const float16 *q_rows, float16 *scores)
 {
     for (int group = 0; group < from->groups; group++) {
         for (int kv = 0; kv < now->kv_heads; kv++) {
-            unit_pointer unit[STREAMS], ahead[STREAMS * PARTS];
-            for (int x = 0; x < STREAMS; x++)
-                unit[x] = from->unit[group * STREAMS + x] + kv * head_stride;
-            for (int part = 0; part < PARTS; part++)
-                find_ahead(from->unit + group * STREAMS, now, head_stride, kv, part, ahead + part * STREAMS);
-            for (int tile = 0; tile < now->tiles; tile++) {
-                unit_pointer share[STREAMS * PARTS];
-                for (int part = 0; part < PARTS; part++)
-                    share_ahead(ahead + part * STREAMS, unit, part * PART, tile, share + part * STREAMS);
-                score_tile((const float *)(q_rows + PIECE_ROW(kv, tile) * VECTORS), unit, share,
-                           scores + PIECE_ROW(kv, tile) * SPLIT_UNITS + group * STREAMS);
+            for (int part = 0; part < PARTS; part++) {
+                reading at = find_reading(from->unit + group * STREAMS, now, head_stride, kv, part);
+                for (int tile = 0; tile < now->tiles; tile++) {
+                    int row = PIECE_ROW(kv, tile);
+                    unit_pointer ahead[STREAMS];
+                    share_ahead(&at, tile, ahead);
+                    add_scores((const float *)(q_rows + row * VECTORS + part * PART_VECTORS), at.unit, ahead, part == 0,
+                               PART_DIMS(part), scores + row * SPLIT_UNITS + group * STREAMS);
+                }
             }
         }
     }
@@ -285,23 +291,20 @@ inline void score_piece(const streams *from, const piece *now, long head_stride,
 inline void sum_piece(const streams *from, const piece *now, long head_stride, const float16 *scores, float16 *acc)
 {
     for (int group = 0; group < from->groups; group++) {
-        const unit_pointer *first = from->unit + (from->groups + group) * STREAMS;
         int tokens = min(now->tokens - group * GROUP_TOKENS, GROUP_TOKENS);
         for (int kv = 0; kv < now->kv_heads; kv++) {
             for (int part = 0; part < PARTS; part++) {
-                unit_pointer unit[STREAMS], ahead[STREAMS], share[STREAMS];
-                for (int x = 0; x < STREAMS; x++)
-                    unit[x] = first[x] + kv * head_stride + part * PART;
-                find_ahead(first, now, head_stride, kv, part, ahead);
+                reading at = find_reading(from->unit + (from->groups + group) * STREAMS, now, head_stride, kv, part);
                 for (int tile = 0; tile < now->tiles; tile++) {
                     int row = PIECE_ROW(kv, tile);
                     const float *weights = (const float *)(scores + row * SPLIT_UNITS + group * STREAMS);
                     float16 *sums = acc + row * VECTORS + part * PART_VECTORS;
-                    share_ahead(ahead, unit, 0, tile, share);
+                    unit_pointer ahead[STREAMS];
+                    share_ahead(&at, tile, ahead);
                     if (part < FULL_PARTS)
-                        add_values(weights, unit, share, tokens, PART_VECTORS, sums);
+                        add_values(weights, at.unit, ahead, tokens, PART_VECTORS, sums);
                     else
-                        add_values(weights, unit, share, tokens, LAST_VECTORS, sums);
+                        add_values(weights, at.unit, ahead, tokens, LAST_VECTORS, sums);
                 }
             }
         }
@@ -329,7 +332,7 @@ inline void score_piece(__global const KV_ELEM *k, long4 view, __global const in
             for (int x = 0; x < STREAMS; x++)
                 stage_k(k + kv * view.s3, at + x * UNIT_TOKENS, kv + 1 < now->kv_heads ? view.s3 : 0, staged[x]);
             for (int tile = 0; tile < now->tiles; tile++)
-                score_tile((const float *)(q_rows + PIECE_ROW(kv, tile) * VECTORS), unit, unit,
+                add_scores((const float *)(q_rows + PIECE_ROW(kv, tile) * VECTORS), unit, unit, true, HEAD_DIM,
                            scores + PIECE_ROW(kv, tile) * SPLIT_UNITS + group * STREAMS);
         }
     }
