@@ -305,6 +305,9 @@ static void test_each_call_fails(void **state)
         cl_int error;
         cl_command_queue commands = shim_table()->CreateCommandQueue(
             fresh->context, fresh->id, out_of_order ? CL_QUEUE_OUT_OF_ORDER_EXEC_MODE_ENABLE : 0, &error);
+        if (out_of_order && error == CL_INVALID_QUEUE_PROPERTIES) { /* the device has none: in-order stands for both */
+            commands = shim_table()->CreateCommandQueue(fresh->context, fresh->id, 0, &error);
+        }
         assert_int_equal(error, CL_SUCCESS);
         int64_t balance = shim_balance(), at = 0;
         const int32_t src = 3, dst = 8;

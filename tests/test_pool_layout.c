@@ -6,15 +6,16 @@
 static const kvleaf_layout packed[] = {KVLEAF_LAYOUT_ROWS, KVLEAF_LAYOUT_CPU16, KVLEAF_LAYOUT_DIM8,
                                        KVLEAF_LAYOUT_SWIZZLE8};
 
-/* Writes tile_offset of every element of a tile, K first, then V; and tile_start of fake ids. */
+/* Writes tile_offset of every element of a tile, K first, then V, a work-item a (token, side); and tile_start of fake
+ * ids. */
 static const char kernel_text[] =
     "__kernel void offsets(__global uint *out, int4 shape)\n"
     "{\n"
     "    int block_size = shape.s0, head_dim = shape.s1;\n"
-    "    for (int value = 0; value < 2; value++)\n"
-    "        for (int token = 0; token < block_size; token++)\n"
-    "            for (int dim = 0; dim < head_dim; dim++)\n"
-    "                *out++ = tile_offset(value, block_size, head_dim, token, dim);\n"
+    "    int token = (int)get_global_id(0), value = (int)get_global_id(1);\n"
+    "    for (int dim = 0; dim < head_dim; dim++)\n"
+    "        out[(value * block_size + token) * head_dim + dim] =\n"
+    "            tile_offset(value, block_size, head_dim, token, dim);\n"
     "}\n"
     "__kernel void starts(__global long *out, __global const int *ids, int count, long4 view, int4 place)\n"
     "{\n"
@@ -89,7 +90,7 @@ static void test_twins(void **state)
                     continue;
                 cl_int4 shape = {{block_size, some_dims[d], 0, 0}};
                 const kvl_arg args[] = {KVL_ARG(buffer), KVL_ARG(shape)};
-                launch(kernel, args, COUNT(args), 1, 1, 1);
+                launch(kernel, args, COUNT(args), (size_t)block_size, 2, 1);
                 size_t count = 2 * (size_t)block_size * (size_t)some_dims[d];
                 uint32_t *twin = read_buffer(buffer, count * sizeof *twin);
                 check_tile(packed[l], block_size, some_dims[d], twin);
