@@ -296,7 +296,7 @@ static kvleaf_status enqueue(kvleaf_plan *plan, int32_t num_copies, const kvleaf
 static kvleaf_status submit(kvleaf_plan *plan, const kvleaf_batch_entry *batch, int32_t total_q,
                             const kvleaf_exec *exec)
 {
-    kvl_counts counts;
+    kvl_counts counts = {0};
     kvl_staging staging = {0};
     kvleaf_status status = count(plan, total_q, &counts);
     if (status)
