@@ -69,7 +69,7 @@ static void run_gated(const cl_command_queue_properties kinds[3])
     rig_params p = one_layer();
     p.num_blocks = 5;
     rig_open(&r, &p);
-    cl_command_queue queues[3], look = make_queue(&r, 0);
+    cl_command_queue queues[3] = {NULL}, look = make_queue(&r, 0);
     for (int i = 0; i < 3; i++)
         queues[i] = kinds[i] == (cl_command_queue_properties)-1 ? queues[0] : make_queue(&r, kinds[i]);
     for (int32_t round = 0; round < 3; round++) {
