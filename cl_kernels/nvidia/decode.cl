@@ -113,6 +113,159 @@ inline void store_warp(const scores *s, float o[COLUMNS][4 * STEPS], uint output
     }
 }
 
+/* A streaming warp as it uses up what its stream brings. */
+typedef struct consumer {
+    uint base, warp, lane;
+    uint ring, barriers; /* of this warp */
+    uint stage, phase;
+    uint buffer;         /* of warp outputs */
+    const bytes_view *kv;
+    const tables *all;
+} consumer;
+
+/* Waits for the next item and returns where it lies. */
+inline uint next_item(const consumer *c)
+{
+    barrier_wait(c->barriers + 8 * c->stage, c->phase);
+    return c->ring + c->stage * UNIT_BYTES;
+}
+
+/* Gives the item's stage back and lets the stream use it. */
+inline void item_done(consumer *c, stream *s)
+{
+    warp_sync();
+    advance(s, c->kv, c->all, c->base, c->warp, c->lane);
+    if (++c->stage == STAGES) {
+        c->stage = 0;
+        c->phase ^= 1u;
+    }
+}
+
+/* Address of a lane's row for 16-dim step i of an item: chunk 2 i or 2 i + 1 of its row, at its place in the swizzle. */
+inline uint row_address(uint item, uint row_at, int i, uint chunk, uint lane)
+{
+    return item + row_at + (i >> 2) * 1024 + ((((2u * i + chunk) & 7u) ^ (lane & 7u)) << 4);
+}
+
+inline void multiply_keys(scores *x, uint queries[QUERY_PARTS][COLUMNS][2 * STEPS], consumer *c, stream *s)
+{
+    uint row_at = (c->lane & 7u) * 128 + ((c->lane >> 3) & 1u) * EIGHT_BYTES;
+#pragma unroll
+    for (int unit = 0; unit < UNITS; unit++) {
+        uint item = next_item(c);
+#pragma unroll
+        for (int column = 0; column < COLUMNS; column++)
+#pragma unroll
+            for (int i = 0; i < 4; i++)
+                x->x[unit][column][i] = 0.0f;
+#pragma unroll
+        for (int i = 0; i < STEPS; i++) {
+            uint a[4];
+            load_matrices(a, row_address(item, row_at, i, c->lane >> 4, c->lane));
+#pragma unroll
+            for (int column = 0; column < COLUMNS; column++)
+#pragma unroll
+                for (int part = 0; part < QUERY_PARTS; part++)
+                    multiply_add(x->x[unit][column], a, queries[part][column][2 * i], queries[part][column][2 * i + 1]);
+        }
+        item_done(c, s);
+    }
+}
+
+/* Values of keys that the row does not see are cleared, whatever they hold. */
+inline void multiply_values(float o[COLUMNS][4 * STEPS], const scores *x, int first_key, int visible, consumer *c, stream *s)
+{
+    uint row_at = (c->lane & 7u) * 128 + (c->lane >> 4) * EIGHT_BYTES;
+#pragma unroll
+    for (int column = 0; column < COLUMNS; column++)
+#pragma unroll
+        for (int i = 0; i < 4 * STEPS; i++)
+            o[column][i] = 0.0f;
+#pragma unroll
+    for (int unit = 0; unit < UNITS; unit++) {
+        int key = first_key + unit * UNIT + 2 * (int)(c->lane & 3u);
+        uint keep0 = (key < visible ? 0xffffu : 0u) | (key + 1 < visible ? 0xffff0000u : 0u);
+        uint keep1 = (key + 8 < visible ? 0xffffu : 0u) | (key + 9 < visible ? 0xffff0000u : 0u);
+        uint item = next_item(c);
+#pragma unroll
+        for (int i = 0; i < STEPS; i++) {
+            uint a[4];
+            load_matrices_transposed(a, row_address(item, row_at, i, (c->lane >> 3) & 1u, c->lane));
+            a[0] &= keep0;
+            a[1] &= keep0;
+            a[2] &= keep1;
+            a[3] &= keep1;
+#pragma unroll
+            for (int column = 0; column < COLUMNS; column++)
+                multiply_add(o[column] + 4 * i, a, x->p[unit][column][0], x->p[unit][column][1]);
+        }
+        item_done(c, s);
+    }
+}
+
+/* One split of the task: this thread's outputs of it, all warps combined. */
+inline void work_split(folded *sum, uint queries[QUERY_PARTS][COLUMNS][2 * STEPS], const task *t, int split, float scale_log2,
+                       const place *at, consumer *c, stream *s)
+{
+    scores x;
+    float o[COLUMNS][4 * STEPS];
+    int first_key = split * SPLIT + (int)c->warp * (UNITS * UNIT);
+    multiply_keys(&x, queries, c, s);
+    softmax(&x, first_key, t->visible, scale_log2, c->lane);
+    multiply_values(o, &x, first_key, t->visible, c, s);
+    uint output = c->base + AT_OUTPUT + c->buffer * OUTPUT_BYTES, sums = c->base + AT_SUMS + c->buffer * SUM_BYTES;
+    if (BUFFERS == 1)
+        STREAMING_BARRIER;
+    store_warp(&x, o, output, sums, c->warp, c->lane);
+    STREAMING_BARRIER;
+    c->buffer = (c->buffer + 1) % BUFFERS;
+    combine_warps(sum, output, sums, at);
+}
+
+/* Leaves the run's partial where the row has more than one. The work-group that counts last then has the whole row in *sum:
+ * true. */
+inline bool finish_run(folded *sum, __global float *partials, __global int *counter, const task *t, const place *at, int4 shape,
+                       uint base)
+{
+    if (t->runs == 1)
+        return true;
+    __global int *count = counter + 2 + t->row * shape.s1 + t->kv_head;
+    store_run(sum, partials, t, at, shape.s0);
+    STREAMING_BARRIER;
+    if (get_local_id(0) == 0) {
+        uint before = atomic_count(count);
+        if (before == (uint)t->runs - 1)
+            *count = 0;
+        store_local_uint(base + AT_FLAG, before);
+    }
+    STREAMING_BARRIER;
+    if (load_local_uint(base + AT_FLAG) != (uint)t->runs - 1)
+        return false;
+    merge_runs(sum, partials, t, at, shape.s0);
+    return true;
+}
+
+/* Takes the work-group's first task and starts its copies; every warp waits for the others before it may need a second. */
+inline void start_stream(stream *s, consumer *c)
+{
+    s->item = s->stage = s->taken = 0;
+    take(&s->now, c->all, (uint)get_group_id(0));
+    s->items = (uint)(s->now.end_split - s->now.first_split) * (2 * UNITS);
+    uint unit = c->lane / UNITS * (SPLIT / UNIT) + c->warp * UNITS + c->lane % UNITS;
+    for (int part = 0; part < IDS_PER_UNIT; part++)
+        s->ids[part] = (uint)unit_block(&s->now, c->all, (int)unit, part);
+    if (c->lane == 0) {
+        for (int i = 0; i < STAGES; i++)
+            barrier_init(c->barriers + 8 * i, 1);
+        barrier_init_fence();
+    }
+    warp_sync();
+    for (int i = 0; i < STAGES - 1; i++) /* none of these ends the task, which has 2 * UNITS items or more */
+        advance(s, c->kv, c->all, c->base, c->warp, c->lane);
+    EVERYBODY_BARRIER;
+    advance(s, c->kv, c->all, c->base, c->warp, c->lane);
+}
+
 __attribute__((reqd_work_group_size(THREADS, 1, 1))) __kernel void
 kvl_decode(__global const Q_ELEM *q, long4 q_view, __global const KV_ELEM *k, long4 k_view, __global const KV_ELEM *v,
            long4 v_view, __global const int *table, __global const int *meta, __global float *partials,
@@ -121,154 +274,43 @@ kvl_decode(__global const Q_ELEM *q, long4 q_view, __global const KV_ELEM *k, lo
 {
     __local uchar memory[48000] __attribute__((aligned(1024)));
     asm volatile("//KVL-LOCAL %0;" ::"n"(LOCAL_BYTES_NEEDED));
-    uint base = local_address(memory), thread = (uint)get_local_id(0), lane = thread & 31u;
-    uint warp = warp_broadcast(thread >> 5, 0), groups = (uint)get_num_groups(0);
+    uint base = local_address(memory), thread = (uint)get_local_id(0), groups = (uint)get_num_groups(0);
+    uint warp = warp_broadcast(thread >> 5, 0);
     const tables all = {table, meta + work.s1, work.s2 * shape.s1, shape.s1, run_splits};
     const bytes_view kv[2] = {in_bytes((ulong)k, k_view), in_bytes((ulong)v, v_view)};
     const outputs to = {out, out_view, lse, lse_view};
-    uint ring = base + warp * (STAGES * UNIT_BYTES), ring_barriers = base + AT_RING_BARRIERS + warp * (STAGES * 8);
-
-    if (thread == 256) {
-        for (int i = 0; i < 2; i++) {
-            barrier_init(base + AT_TASK_BARRIERS + 8 * i, 1);
-            barrier_init(base + AT_TASK_BARRIERS + 16 + 8 * i, WARPS);
-        }
-        barrier_init_fence();
-    }
+    init_task_barriers(base, thread);
     if (warp == WARPS) {
         EVERYBODY_BARRIER;
-        publish_tasks(&all, counter, base, lane);
+        publish_tasks(&all, counter, base, thread & 31u);
     } else {
-        stream s = {.item = 0, .stage = 0, .taken = 0};
-        take(&s.now, &all, (uint)get_group_id(0));
-        s.items = (uint)(s.now.end_split - s.now.first_split) * (2 * UNITS);
-        for (int part = 0; part < IDS_PER_UNIT; part++)
-            s.ids[part] = (uint)unit_block(&s.now, &all, (int)(lane / UNITS * (SPLIT / UNIT) + warp * UNITS + lane % UNITS), part);
-        if (lane == 0) {
-            for (int i = 0; i < STAGES; i++)
-                barrier_init(ring_barriers + 8 * i, 1);
-            barrier_init_fence();
-        }
-        warp_sync();
-        task t = s.now;
-        for (int i = 0; i < STAGES; i++) { /* none of these ends the task, which has 2 * UNITS items or more */
-            if (i == STAGES - 1)
-                EVERYBODY_BARRIER;
-            advance(&s, kv, &all, base, warp, lane);
-        }
-        uint eight = lane & 7u;
-        uint k_at = eight * 128 + ((lane >> 3) & 1u) * EIGHT_BYTES, k_chunk = lane >> 4;
-        uint v_at = eight * 128 + (lane >> 4) * EIGHT_BYTES, v_chunk = (lane >> 3) & 1u;
-        uint queries[QUERY_PARTS][COLUMNS][2 * STEPS];
-        load_queries(queries, q, q_view, &t, lane);
-        folded levels[LEVELS], sum;
-#pragma unroll
-        for (int level = 0; level < LEVELS; level++)
-#pragma unroll
-            for (int i = 0; i < 2 + VALUES; i++)
-                levels[level].x[i] = 0.0f;
-        uint buffer = 0, stage = 0, phase = 0;
+        consumer c = {.base = base, .warp = warp, .lane = thread & 31u, .ring = base + warp * (STAGES * UNIT_BYTES),
+                      .barriers = base + AT_RING_BARRIERS + warp * (STAGES * 8), .kv = kv, .all = &all};
         place at = {.head = (thread >> 4) % PAIRS * 2 + (thread & 1u), .first = thread};
         at.there = at.head < GROUP;
-
+        stream s;
+        start_stream(&s, &c);
+        task t;
+        take(&t, &all, (uint)get_group_id(0));
+        uint queries[QUERY_PARTS][COLUMNS][2 * STEPS];
+        folded levels[LEVELS], sum;
+        load_queries(queries, q, q_view, &t, c.lane);
         while (t.index < (uint)all.num_tasks) {
             for (int split = t.first_split; split < t.end_split; split++) {
-                scores x;
-                float o[COLUMNS][4 * STEPS];
-#pragma unroll
-                for (int unit = 0; unit < UNITS; unit++) {
-                    barrier_wait(ring_barriers + 8 * stage, phase);
-                    uint tile = ring + stage * UNIT_BYTES + k_at;
-#pragma unroll
-                    for (int column = 0; column < COLUMNS; column++)
-                        x.x[unit][column][0] = x.x[unit][column][1] = x.x[unit][column][2] = x.x[unit][column][3] = 0.0f;
-#pragma unroll
-                    for (int i = 0; i < STEPS; i++) {
-                        uint a[4];
-                        load_matrices(a, tile + (i >> 2) * 1024 + ((((2u * i + k_chunk) & 7u) ^ eight) << 4));
-#pragma unroll
-                        for (int column = 0; column < COLUMNS; column++)
-#pragma unroll
-                            for (int part = 0; part < QUERY_PARTS; part++)
-                                multiply_add(x.x[unit][column], a, queries[part][column][2 * i],
-                                             queries[part][column][2 * i + 1]);
-                    }
-                    warp_sync();
-                    advance(&s, kv, &all, base, warp, lane);
-                    if (++stage == STAGES) {
-                        stage = 0;
-                        phase ^= 1u;
-                    }
-                }
-                /* The stream has reached the next task by the last unit of this one's K at the latest or not; its queries are
-                 * loaded when this task's are used up. */
-                int first_key = split * SPLIT + (int)warp * (UNITS * UNIT);
-                softmax(&x, first_key, t.visible, scale_log2, lane);
-#pragma unroll
-                for (int column = 0; column < COLUMNS; column++)
-#pragma unroll
-                    for (int i = 0; i < 4 * STEPS; i++)
-                        o[column][i] = 0.0f;
-#pragma unroll
-                for (int unit = 0; unit < UNITS; unit++) {
-                    int key = first_key + unit * UNIT + 2 * (int)(lane & 3u);
-                    uint keep0 = (key < t.visible ? 0xffffu : 0u) | (key + 1 < t.visible ? 0xffff0000u : 0u);
-                    uint keep1 = (key + 8 < t.visible ? 0xffffu : 0u) | (key + 9 < t.visible ? 0xffff0000u : 0u);
-                    barrier_wait(ring_barriers + 8 * stage, phase);
-                    uint tile = ring + stage * UNIT_BYTES + v_at;
-#pragma unroll
-                    for (int i = 0; i < STEPS; i++) {
-                        uint a[4];
-                        load_matrices_transposed(a, tile + (i >> 2) * 1024 + ((((2u * i + v_chunk) & 7u) ^ eight) << 4));
-                        a[0] &= keep0;
-                        a[1] &= keep0;
-                        a[2] &= keep1;
-                        a[3] &= keep1;
-#pragma unroll
-                        for (int column = 0; column < COLUMNS; column++)
-                            multiply_add(o[column] + 4 * i, a, x.p[unit][column][0], x.p[unit][column][1]);
-                    }
-                    warp_sync();
-                    advance(&s, kv, &all, base, warp, lane);
-                    if (++stage == STAGES) {
-                        stage = 0;
-                        phase ^= 1u;
-                    }
-                }
-                uint output = base + AT_OUTPUT + buffer * OUTPUT_BYTES, sums = base + AT_SUMS + buffer * SUM_BYTES;
-                if (BUFFERS == 1)
-                    STREAMING_BARRIER;
-                store_warp(&x, o, output, sums, warp, lane);
-                STREAMING_BARRIER;
-                buffer = (buffer + 1) % BUFFERS;
-                combine_warps(&sum, output, sums, &at);
+                work_split(&sum, queries, &t, split, scale_log2, &at, &c, &s);
                 push(levels, LEVELS, &sum, (uint)(split - t.first_split));
             }
-            task next = s.now;
+            task next = s.now; /* the stream is a few items ahead: fewer than a task has, so in the next one */
             if (next.index < (uint)all.num_tasks)
-                load_queries(queries, q, q_view, &next, lane);
+                load_queries(queries, q, q_view, &next, c.lane);
             root(levels, LEVELS, &sum, (uint)(t.end_split - t.first_split));
-            bool last = true;
-            if (t.runs > 1) {
-                __global int *count = counter + 2 + t.row * shape.s1 + t.kv_head;
-                store_run(&sum, partials, &t, &at, shape.s0);
-                STREAMING_BARRIER;
-                if (thread == 0) {
-                    uint before = atomic_count(count);
-                    if (before == (uint)t.runs - 1)
-                        *count = 0;
-                    store_local_uint(base + AT_FLAG, before);
-                }
-                STREAMING_BARRIER;
-                last = load_local_uint(base + AT_FLAG) == (uint)t.runs - 1;
-                if (last)
-                    merge_runs(&sum, partials, &t, &at, shape.s0);
-            }
-            if (last)
+            if (finish_run(&sum, partials, counter, &t, &at, shape, base))
                 write_row(&sum, &to, &t, &at);
             t = next;
         }
     }
+    if ((uint)all.num_tasks <= groups)
+        return;
     EVERYBODY_BARRIER;
     if (thread == 0 && atomic_count(counter + 1) == groups - 1)
         counter[0] = counter[1] = 0;
