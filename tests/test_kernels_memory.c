@@ -8,10 +8,16 @@
 
 enum { META_INTS = 8192, TAIL = 64 }; /* TAIL: elements of a guard zone */
 
-typedef enum placement { NHD, HND, PACKED_ROWS, PACKED_CPU16, PACKED_DIM8, PLACEMENTS } placement;
+typedef enum placement { NHD, HND, PACKED_ROWS, PACKED_CPU16, PACKED_DIM8, PACKED_SWIZZLE8, PLACEMENTS } placement;
 
 static const kvleaf_layout layouts[PLACEMENTS] = {KVLEAF_LAYOUT_STRIDED, KVLEAF_LAYOUT_STRIDED, KVLEAF_LAYOUT_ROWS,
-                                                  KVLEAF_LAYOUT_CPU16, KVLEAF_LAYOUT_DIM8};
+                                                  KVLEAF_LAYOUT_CPU16,   KVLEAF_LAYOUT_DIM8,    KVLEAF_LAYOUT_SWIZZLE8};
+
+/* The CPU kernels leave swizzle8 to GPUs. */
+static int placements(int cpu)
+{
+    return cpu ? PACKED_SWIZZLE8 : PLACEMENTS;
+}
 
 /* One pool buffer: K or V. */
 typedef struct pool_side {
@@ -54,7 +60,7 @@ static geometry random_geometry(bool cpu, placement place, kvleaf_dtype kv_dtype
 
 static void print_geometry(const geometry *g, const char *what)
 {
-    static const char *const names[] = {"nhd", "hnd", "rows", "cpu16", "dim8"};
+    static const char *const names[] = {"nhd", "hnd", "rows", "cpu16", "dim8", "swizzle8"};
     printf("%s.%s %s kv_%s source_%s heads %d d%d b%d blocks %d\n", what, g->cpu ? "cpu" : "portable", names[g->place],
            kvleaf_dtype_name(g->kv_dtype), kvleaf_dtype_name(g->source_dtype), g->num_kv_heads, g->head_dim,
            g->block_size, g->num_blocks);
@@ -207,6 +213,13 @@ static void expect_append(const geometry *g, pool_side *side, const rows *source
                 if (isnan(x) && isnan(reference_load(g->kv_dtype, now, at)))
                     memcpy(side->host + at * size, now + at * size, size);
             }
+        for (int32_t i = 0; g->place == PACKED_SWIZZLE8 && i < g->num_kv_heads * 64; i++) {
+            int32_t d = g->head_dim + i % 64; /* its padding takes part in matrix products: zeros */
+            if (d < (g->head_dim + 63) / 64 * 64)
+                memset(side->host + size * side_index(g, side, slots[t] / g->block_size,
+                                                      (int32_t)(slots[t] % g->block_size), i / 64, d),
+                       0, size);
+        }
     }
     free(now);
 }
@@ -258,7 +271,7 @@ static void test_append(void **state)
 {
     (void)state;
     for (int cpu = 0; cpu < 2; cpu++)
-        for (int place = 0; place < PLACEMENTS; place++)
+        for (int place = 0; place < placements(cpu); place++)
             for (int dtype = KVLEAF_F16; dtype <= KVLEAF_F32; dtype++)
                 for (int source = KVLEAF_F16; source <= KVLEAF_F32; source++) {
                     geometry g = random_geometry(cpu, (placement)place, (kvleaf_dtype)dtype);
@@ -285,7 +298,7 @@ static void test_append_far_blocks(void **state)
     (void)state;
     static const int64_t firsts[] = {65534, 131070, INT32_MAX - 4};
     for (int cpu = 0; cpu < 2; cpu++)
-        for (int place = 0; place < PLACEMENTS; place++)
+        for (int place = 0; place < placements(cpu); place++)
             for (int f = 0; f < COUNT(firsts); f++) {
                 geometry g = {cpu, cpu ? 1 : 64, (placement)place, KVLEAF_F16, KVLEAF_F32, 8, 128, 16, 4};
                 pool_side k = make_side(&g, false), v = make_side(&g, true);
@@ -394,7 +407,7 @@ static void test_gather(void **state)
 {
     (void)state;
     for (int cpu = 0; cpu < 2; cpu++)
-        for (int place = 0; place < PLACEMENTS; place++)
+        for (int place = 0; place < placements(cpu); place++)
             for (int dtype = KVLEAF_F16; dtype <= KVLEAF_F32; dtype++)
                 for (int round = 0; round < 2; round++) {
                     geometry g = random_geometry(cpu, (placement)place, (kvleaf_dtype)dtype);

@@ -44,6 +44,7 @@ static void test_sizes(void **state)
         {KVLEAF_LAYOUT_CPU16, KVLEAF_F32, 16, 1, 16 * 16 * 4},
         {KVLEAF_LAYOUT_CPU16, KVLEAF_F16, 32, 72, 32 * 80 * 2},
         {KVLEAF_LAYOUT_DIM8, KVLEAF_F16, 8, 20, 8 * 24 * 2},
+        {KVLEAF_LAYOUT_SWIZZLE8, KVLEAF_F16, 8, 20, 8 * 64 * 2},
     };
     for (int i = 0; i < COUNT(cases); i++) {
         kvleaf_pool_bytes bytes = BYTES_INIT;
@@ -107,10 +108,11 @@ static void test_bad_fields(void **state)
         BAD(KVLEAF_INVALID, "head_dim_v", -1, 1, .head_dim_v = -1),
         BAD(KVLEAF_UNSUPPORTED, "head_dim_v", 128, 64, .head_dim_v = 128),
         BAD(KVLEAF_INVALID, "dtype", 17, KVLEAF_F32, .dtype = (kvleaf_dtype)17),
-        BAD(KVLEAF_INVALID, "layout", KVLEAF_LAYOUT_STRIDED, KVLEAF_LAYOUT_DIM8, .layout = KVLEAF_LAYOUT_STRIDED),
-        BAD(KVLEAF_INVALID, "layout", 77, KVLEAF_LAYOUT_DIM8, .layout = (kvleaf_layout)77),
+        BAD(KVLEAF_INVALID, "layout", KVLEAF_LAYOUT_STRIDED, KVLEAF_LAYOUT_SWIZZLE8, .layout = KVLEAF_LAYOUT_STRIDED),
+        BAD(KVLEAF_INVALID, "layout", 77, KVLEAF_LAYOUT_SWIZZLE8, .layout = (kvleaf_layout)77),
         BAD(KVLEAF_INVALID, "block_size", 24, 16, .block_size = 24, .layout = KVLEAF_LAYOUT_CPU16),
         BAD(KVLEAF_INVALID, "block_size", 12, 8, .block_size = 12, .layout = KVLEAF_LAYOUT_DIM8),
+        BAD(KVLEAF_INVALID, "block_size", 12, 8, .block_size = 12, .layout = KVLEAF_LAYOUT_SWIZZLE8),
     };
     for (int i = 0; i < COUNT(cases); i++) {
         const bad_params *c = &cases[i];

@@ -1,10 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 #line 1 "cl_kernels/cpu/append.cl"
-/* Scatters new keys and values to their slots: a work-item per (16 tokens, KV head), explicit vectors. Any layout.
+/* Scatters new keys and values to their slots: a work-item per (16 tokens, KV head), explicit vectors. Any layout but
+ * swizzle8.
  * Launch: global {num_kv_heads, ceil(num_tokens / 16)}, local {1, 1}.
  *
  * Tokens whose slots follow each other inside a 16-token unit of a CPU16 block form a run. The work-item in whose 16
- * tokens a run begins writes all of it, so that a prompt's units are transposed whole wherever they begin in the batch. */
+ * tokens a run begins writes all of it, so that a prompt's units are transposed whole wherever they begin in the
+ * batch. */
 #include "common/config.clh"
 #include "common/dtypes.clh"
 #include "common/layout.clh"
@@ -129,8 +131,9 @@ inline int run_length(__global const long *slots, int token, int num_tokens, int
     return run;
 }
 
-/* Sources [num_tokens, num_kv_heads, head_dim] by views {offset, token_stride, head_stride, dtype}; int64 slots [num_tokens]
- * at meta + work.s0; work = {slots_offset, num_tokens, num_blocks, 0}. A slot outside the pool writes nothing. */
+/* Sources [num_tokens, num_kv_heads, head_dim] by views {offset, token_stride, head_stride, dtype}; int64 slots
+ * [num_tokens] at meta + work.s0; work = {slots_offset, num_tokens, num_blocks, 0}. A slot outside the pool writes
+ * nothing. */
 __kernel __attribute__((reqd_work_group_size(1, 1, 1))) void
 kvl_append(__global const uchar *k_source, long4 k_source_view, __global const uchar *v_source, long4 v_source_view,
            __global kv_raw *k, long4 k_view, __global kv_raw *v, long4 v_view, __global const int *meta, int4 shape,

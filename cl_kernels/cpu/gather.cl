@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 #line 1 "cl_kernels/cpu/gather.cl"
-/* Copies each sequence's keys and values out of its blocks into packed rows: a work-item per (16 rows, KV head), explicit
- * vectors. Any layout. Elements move as they are.
+/* Copies each sequence's keys and values out of its blocks into packed rows: a work-item per (16 rows, KV head),
+ * explicit vectors. Any layout but swizzle8. Elements move as they are.
  * Launch: global {num_kv_heads, ceil(total_k / 16)}, local {1, 1}.
  *
- * The positions of a 16-token unit of a CPU16 block form a run; the work-item in whose 16 rows it begins copies all of it. */
+ * The positions of a 16-token unit of a CPU16 block form a run; the work-item in whose 16 rows it begins copies all of
+ * it. */
 #include "common/config.clh"
 #include "common/layout.clh"
 #include "common/transpose.clh"
@@ -88,8 +89,8 @@ inline void load_keys(__global const kv_raw *tile, long4 view, int in_block, int
 #endif
 }
 
-/* Sequences at meta + work.s0 (plan.h, GATHER_*); work = {gather_offset, num_seqs, num_blocks, total_k}. Rows of a block
- * id outside the pool are zero; rows that no sequence owns are left alone. */
+/* Sequences at meta + work.s0 (plan.h, GATHER_*); work = {gather_offset, num_seqs, num_blocks, total_k}. Rows of a
+ * block id outside the pool are zero; rows that no sequence owns are left alone. */
 __kernel __attribute__((reqd_work_group_size(1, 1, 1))) void
 kvl_gather(__global const kv_raw *k, long4 k_view, __global const kv_raw *v, long4 v_view, __global const int *table,
            __global const int *meta, __global kv_raw *k_out, long4 k_out_view, __global kv_raw *v_out, long4 v_out_view,

@@ -19,12 +19,14 @@ inline void store_row(__global const uchar *source, long4 source_view, __global 
     }
 #if KV_LAYOUT == LAYOUT_SWIZZLE8 /* the padding takes part in matrix products */
     for (int dim = head_dim + (int)get_local_id(0); dim < (head_dim + 63) / 64 * 64; dim += WORK_GROUP)
-        STORE_KV(0.0f, target, to + element_offset(target_view, value, SHAPE_BLOCK_SIZE(shape), head_dim, in_block, dim));
+        STORE_KV(0.0f, target,
+                 to + element_offset(target_view, value, SHAPE_BLOCK_SIZE(shape), head_dim, in_block, dim));
 #endif
 }
 
-/* Sources [num_tokens, num_kv_heads, head_dim] by views {offset, token_stride, head_stride, dtype}; int64 slots [num_tokens]
- * at meta + work.s0; work = {slots_offset, num_tokens, num_blocks, 0}. A slot outside the pool writes nothing. */
+/* Sources [num_tokens, num_kv_heads, head_dim] by views {offset, token_stride, head_stride, dtype}; int64 slots
+ * [num_tokens] at meta + work.s0; work = {slots_offset, num_tokens, num_blocks, 0}. A slot outside the pool writes
+ * nothing. */
 __kernel __attribute__((reqd_work_group_size(WORK_GROUP, 1, 1))) void
 kvl_append(__global const uchar *k_source, long4 k_source_view, __global const uchar *v_source, long4 v_source_view,
            __global KV_ELEM *k, long4 k_view, __global KV_ELEM *v, long4 v_view, __global const int *meta, int4 shape,

@@ -41,8 +41,8 @@ inline void load_row(__global const kv_raw *source, long4 source_view, __global 
     }
 }
 
-/* Sequences at meta + work.s0 (plan.h, GATHER_*); work = {gather_offset, num_seqs, num_blocks, total_k}. Rows of a block
- * id outside the pool are zero; rows that no sequence owns are left alone. */
+/* Sequences at meta + work.s0 (plan.h, GATHER_*); work = {gather_offset, num_seqs, num_blocks, total_k}. Rows of a
+ * block id outside the pool are zero; rows that no sequence owns are left alone. */
 __kernel __attribute__((reqd_work_group_size(WORK_GROUP, 1, 1))) void
 kvl_gather(__global const kv_raw *k, long4 k_view, __global const kv_raw *v, long4 v_view, __global const int *table,
            __global const int *meta, __global kv_raw *k_out, long4 k_out_view, __global kv_raw *v_out, long4 v_out_view,

@@ -7,7 +7,7 @@
 #include "common/dtypes.clh"
 
 #define MERGE_LEVELS 31 /* of a tree over any int of leaves */
-#define MERGE_DIMS 4    /* dims a work-item carries through the tree at once: 64 of them take head_dim 256 in one walk */
+#define MERGE_DIMS 4    /* dims a work-item carries through the tree at once: 64 items take head_dim 256 in a walk */
 
 /* m: the running maximum, -infinity where no key was seen, which alone makes a state neutral. */
 typedef struct {
@@ -15,7 +15,8 @@ typedef struct {
     float m, l;
 } merge_state;
 
-/* The weight of the larger maximum is 1 exactly, so a state passes unchanged through a combination with a neutral one. */
+/* The weight of the larger maximum is 1 exactly, so a state passes unchanged through a combination with a
+ * neutral one. */
 inline merge_state combine(merge_state a, merge_state b)
 {
     if (b.m == -INFINITY)

@@ -25,7 +25,7 @@ typedef struct kvleaf_pool_params {
     int32_t head_dim_k;      /* 1 .. 256 */
     int32_t head_dim_v;      /* 0 = head_dim_k; another value is UNSUPPORTED */
     kvleaf_dtype dtype;
-    kvleaf_layout layout;    /* AUTO, ROWS, CPU16, DIM8 */
+    kvleaf_layout layout;    /* AUTO, ROWS, CPU16, DIM8, SWIZZLE8 */
     const cl_mem *memory;    /* [num_layers * 2] K, V of each layer, supplied by the application and retained, each at
                                 least kvleaf_pool_size's layer_bytes long; NULL = the pool allocates */
 } kvleaf_pool_params;
@@ -69,8 +69,8 @@ KVLEAF_API size_t kvleaf_layout_offset(kvleaf_layout layout, bool value, int32_t
 KVLEAF_API size_t kvleaf_layout_tile(kvleaf_layout layout, int32_t block_size, int32_t head_dim);
 
 /* Copies whole blocks, all layers, K and V: dst[i] = src[i]. Sources and destinations must be disjoint.
- * `src`, `dst`: host arrays [count], read before the call returns. INVALID: an id out of range, a null, a block that is
- * both source and destination or twice a destination. Also the statuses of exec: INVALID, FOREIGN. NO_MEMORY, DEVICE. */
+ * `src`, `dst`: host arrays [count], read before the call returns. INVALID: an id out of range, a null, a block that
+ * is both source and destination or twice a destination. Also the statuses of exec: INVALID, FOREIGN. NO_MEMORY, DEVICE. */
 KVLEAF_API kvleaf_status kvleaf_pool_copy_blocks(kvleaf_pool *pool, const int32_t *src, const int32_t *dst,
                                                  int32_t count, const kvleaf_exec *exec);
 

@@ -19,10 +19,11 @@ static kvleaf_status resolve_layout(const kvleaf_device *device, kvleaf_pool_par
     case KVLEAF_LAYOUT_ROWS:
     case KVLEAF_LAYOUT_CPU16:
     case KVLEAF_LAYOUT_DIM8:
+    case KVLEAF_LAYOUT_SWIZZLE8:
         break;
     default:
-        return kvl_fail(KVLEAF_INVALID, "layout", p->layout, KVLEAF_LAYOUT_DIM8,
-                        "layout is %d (%s), a pool takes auto, rows, cpu16 or dim8", (int)p->layout,
+        return kvl_fail(KVLEAF_INVALID, "layout", p->layout, KVLEAF_LAYOUT_SWIZZLE8,
+                        "layout is %d (%s), a pool takes auto, rows, cpu16, dim8 or swizzle8", (int)p->layout,
                         kvleaf_layout_name(p->layout));
     }
     const char *reason = kvl_layout_refuses(p->layout, p->block_size);
