@@ -70,7 +70,8 @@ KVLEAF_API size_t kvleaf_layout_tile(kvleaf_layout layout, int32_t block_size, i
 
 /* Copies whole blocks, all layers, K and V: dst[i] = src[i]. Sources and destinations must be disjoint.
  * `src`, `dst`: host arrays [count], read before the call returns. INVALID: an id out of range, a null, a block that
- * is both source and destination or twice a destination. Also the statuses of exec: INVALID, FOREIGN. NO_MEMORY, DEVICE. */
+ * is both source and destination or twice a destination. Also the statuses of exec:
+ * INVALID, FOREIGN. NO_MEMORY, DEVICE. */
 KVLEAF_API kvleaf_status kvleaf_pool_copy_blocks(kvleaf_pool *pool, const int32_t *src, const int32_t *dst,
                                                  int32_t count, const kvleaf_exec *exec);
 
