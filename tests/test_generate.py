@@ -29,8 +29,8 @@ NEW_TOKENS = 48   # of the golden file
 SOME_TOKENS = 12
 SKIPPED = 77
 # Largest difference of a logit from the reference's, with each dtype of the cache. The logits' spread
-# is about 20; measured values are a third of these or less.
-BOUNDS = {"f32": 5e-4, "f16": 5e-2, "bf16": 5e-1}
+# is about 20; measured on PoCL: 1.0e-4, 1.7e-2 and 9.8e-2.
+BOUNDS = {"f32": 5e-4, "f16": 5e-2, "bf16": 3e-1}
 
 
 class Bench:
