@@ -130,19 +130,34 @@ void rig_close(rig *r)
     kvleaf_device_destroy(&r->device);
     free(r->out_bits);
     free(r->lse_values);
+    for (int32_t i = 0; i < RIG_SEQS; i++)
+        free(r->seqs[i]);
+}
+
+/* Room for one more; a copy of `from` where that is given. */
+static rig_seq *add_seq(rig *r, const rig_seq *from)
+{
+    int32_t at = 0;
+    while (at < RIG_SEQS - 1 && r->seqs[at])
+        at++;
+    assert_null(r->seqs[at]);
+    r->seqs[at] = calloc(1, sizeof *r->seqs[at]);
+    assert_non_null(r->seqs[at]);
+    if (from)
+        *r->seqs[at] = *from;
+    return r->seqs[at];
 }
 
 rig_seq *rig_seq_new(rig *r)
 {
-    rig_seq *seq = calloc(1, sizeof *seq);
+    rig_seq *seq = add_seq(r, NULL);
     ASSERT_OK(kvleaf_seq_create(r->cache, NULL, &seq->seq));
     return seq;
 }
 
 rig_seq *rig_seq_fork(rig *r, rig_seq *parent, int32_t pos)
 {
-    rig_seq *child = calloc(1, sizeof *child);
-    *child = *parent;
+    rig_seq *child = add_seq(r, parent);
     ASSERT_OK(kvleaf_seq_fork(r->cache, parent->seq, pos, &child->seq));
     child->committed = child->extended = pos;
     return child;
@@ -151,6 +166,9 @@ rig_seq *rig_seq_fork(rig *r, rig_seq *parent, int32_t pos)
 void rig_seq_end(rig *r, rig_seq *seq)
 {
     ASSERT_OK(kvleaf_seq_destroy(r->cache, &seq->seq));
+    for (int32_t i = 0; i < RIG_SEQS; i++)
+        if (r->seqs[i] == seq)
+            r->seqs[i] = NULL;
     free(seq);
 }
 

@@ -11,7 +11,7 @@
 #include "reference.h"
 #include "support.h"
 
-enum { RIG_LAYERS = 4, RIG_LENGTH = 2048 };
+enum { RIG_LAYERS = 4, RIG_LENGTH = 2048, RIG_SEQS = 64 };
 
 typedef struct rig_params {
     kvleaf_dtype q_dtype, kv_dtype, out_dtype;
@@ -26,6 +26,8 @@ typedef struct rig_params {
     kvleaf_allocator allocator;
 } rig_params;
 
+typedef struct rig_seq rig_seq;
+
 typedef struct rig {
     rig_params p;
     kvleaf_device *device;
@@ -36,6 +38,7 @@ typedef struct rig {
     int32_t pool_layers, source[RIG_LAYERS]; /* whose keys a layer reads */
     cl_mem q, k, v, out, lse;
     int32_t next_token;
+    rig_seq *seqs[RIG_SEQS]; /* those not ended; rig_close frees them */
     /* Outputs of the last step: [layers][max_tokens][num_heads][head_dim] as stored, [layers][max_tokens][num_heads].
      */
     uint8_t *out_bits;
@@ -43,11 +46,11 @@ typedef struct rig {
 } rig;
 
 /* A sequence and the tokens it is known to have, committed and extended ones. */
-typedef struct rig_seq {
+struct rig_seq {
     kvleaf_seq seq;
     int32_t committed, extended;
     int32_t tokens[RIG_LENGTH];
-} rig_seq;
+};
 
 /* A small geometry in float32, to be changed. */
 rig_params rig_defaults(void);

@@ -159,7 +159,6 @@ static void test_lifetimes(void **state)
     rig_layers(&r, &step, "pool and device released by the application");
     kvleaf_cache_destroy(&r.cache);
     ASSERT_OK(kvleaf_plan_commit(r.plan, NULL));
-    free(seq);
     rig_close(&r);
 }
 

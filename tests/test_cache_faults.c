@@ -219,9 +219,6 @@ static void run_step_faults(const cl_command_queue_properties kinds[3])
     for (int i = 0; i < 3; i++)
         if (i == 0 || s.queues[i] != s.queues[0])
             clReleaseCommandQueue(s.queues[i]);
-    free(s.child);
-    free(s.newcomer);
-    free(s.parent);
     rig_close(r);
     assert_int_equal(shim_balance(), 0);
 }

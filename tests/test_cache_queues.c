@@ -91,7 +91,7 @@ static void run_gated(const cl_command_queue_properties kinds[3])
         rig_commit(&r, &step, NULL);
         /* The blocks go to another while all that is still waiting; its own writes wait too. */
         rig_step after = step;
-        ASSERT_OK(kvleaf_seq_destroy(r.cache, &seq->seq));
+        rig_seq_end(&r, seq);
         next = rig_seq_new(&r);
         rig_extend(&r, next, 20);
         after.seqs[0] = next;
@@ -107,7 +107,6 @@ static void run_gated(const cl_command_queue_properties kinds[3])
         assert_int_equal(clWaitForEvents(1, &done), CL_SUCCESS);
         clReleaseEvent(done);
         rig_check(&r, &(rig_step){.seqs = {&former}, .num_q = {17}, .n = 1, .queue = look}, 0, "behind a gate");
-        free(seq);
         rig_layers(&r, &after, "the next owner of the blocks");
         rig_commit(&r, &after, NULL);
         rig_check_stored(&r, next, "the next owner of the blocks");
