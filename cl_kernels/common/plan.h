@@ -9,15 +9,15 @@
 #define ROW_Q_TOKEN 0       /* row of q, out and lse */
 #define ROW_VISIBLE 1       /* keys the row sees: positions 0 .. visible-1; may be <= 0 */
 #define ROW_TABLE 2         /* paged: entry of the block table where its sequence starts; contiguous: its first token */
-#define ROW_PARTIAL 3       /* its first partial; split s is partial ROW_PARTIAL + s; at least one, also where it sees none */
+#define ROW_PARTIAL 3       /* its first partial; split s is partial ROW_PARTIAL + s; a row has one at least */
 
 /* A piece of work of the decode family: split s covers keys s * split_tokens .. + split_tokens - 1 of the row. */
 #define SPLIT_INTS 2
 #define SPLIT_ROW 0
 #define SPLIT_INDEX 1
 
-/* The same for a kernel that folds its splits itself: run r covers splits r * run_splits .. + run_splits - 1 of the row. The
- * row's fields are repeated, so that a work-group has all of its task in one read. */
+/* The same for a kernel that folds its splits itself: run r covers splits r * run_splits .. + run_splits - 1 of the
+ * row. The row's fields are repeated, so that a work-group has all of its task in one read. */
 #define RUN_INTS 8
 #define RUN_ROW 0
 #define RUN_INDEX 1
@@ -34,8 +34,8 @@
 #define ENTRY_TABLE 3       /* as ROW_TABLE */
 #define ENTRY_MASK 4        /* 0 causal (bottom-right aligned), 1 none */
 
-/* A tile of the prefill family: tile_queries query rows from ITEM_QUERY of the entry (fewer at its end) times tile_heads
- * query heads of one KV head (fewer at the group's end). */
+/* A tile of the prefill family: tile_queries query rows from ITEM_QUERY of the entry (fewer at its end) times
+ * tile_heads query heads of one KV head (fewer at the group's end). */
 #define ITEM_INTS 4
 #define ITEM_ENTRY 0
 #define ITEM_QUERY 1

@@ -3,20 +3,23 @@
 /* Paged decode for NVIDIA GPUs from compute capability 9.0: one launch, tensor cores, bulk copies. Seen on H200.
  *
  * A task is a run of up to run_splits consecutive 256-key splits of one (row, KV head). A work-group is eight streaming
- * warps and a ninth that takes tasks from a counter and publishes each with its block ids, one ahead. A streaming warp works
- * two 16-key units of every split on its own: a ring of bulk copies brings them, and runs on from task to task. K is the
- * matrix product's A operand (16 keys), the query heads of the group are its columns; V transposed on load is A again.
+ * warps and a ninth that takes tasks from a counter and publishes each with its block ids, one ahead. A streaming
+ * warp works two 16-key units of every split on its own: a ring of bulk copies brings them, and runs on from task to
+ * task. K is the matrix product's A operand (16 keys), the query heads of the group are its columns; V transposed on
+ * load is A again.
  *
- * Partials of the warps are combined a split at a time, splits and runs in one fixed binary tree, so neither the length of
- * a run, nor the grid, nor the timing changes a bit. The work-group that counts last in a row folds the row's runs.
+ * Partials of the warps are combined a split at a time, splits and runs in one fixed binary tree, so neither the
+ * length of a run, nor the grid, nor the timing changes a bit. The work-group that counts last in a row folds the
+ * row's runs.
  *
  * Layout: swizzle8. Local memory beyond 48 KiB comes by the edit of lib/device/ptx.c. */
 #include "nvidia/decode_tasks.clh"
 #include "nvidia/decode_fold.clh"
 
-/* The group's queries as the product's B operand: two registers a 16-dim step; heads and dims that are not there are zero.
- * Where K's dtype can't hold them they are the sum of two that it can. */
-inline void load_queries(uint q[QUERY_PARTS][COLUMNS][2 * STEPS], __global const Q_ELEM *base, long4 view, const task *t, uint lane)
+/* The group's queries as the product's B operand: two registers a 16-dim step; heads and dims that are not there are
+ * zero. Where K's dtype can't hold them they are the sum of two that it can. */
+inline void load_queries(uint q[QUERY_PARTS][COLUMNS][2 * STEPS], __global const Q_ELEM *base, long4 view,
+                         const task *t, uint lane)
 {
     uint head = lane >> 2, pair = lane & 3u;
     for (int column = 0; column < COLUMNS; column++) {
@@ -141,7 +144,8 @@ inline void item_done(consumer *c, stream *s)
     }
 }
 
-/* Address of a lane's row for 16-dim step i of an item: chunk 2 i or 2 i + 1 of its row, at its place in the swizzle. */
+/* Address of a lane's row for 16-dim step i of an item: chunk 2 i or 2 i + 1 of its row, at its place in the
+ * swizzle. */
 inline uint row_address(uint item, uint row_at, int i, uint chunk, uint lane)
 {
     return item + row_at + (i >> 2) * 1024 + ((((2u * i + chunk) & 7u) ^ (lane & 7u)) << 4);
@@ -173,7 +177,8 @@ inline void multiply_keys(scores *x, uint queries[QUERY_PARTS][COLUMNS][2 * STEP
 }
 
 /* Values of keys that the row does not see are cleared, whatever they hold. */
-inline void multiply_values(float o[COLUMNS][4 * STEPS], const scores *x, int first_key, int visible, consumer *c, stream *s)
+inline void multiply_values(float o[COLUMNS][4 * STEPS], const scores *x, int first_key, int visible, consumer *c,
+                            stream *s)
 {
     uint row_at = (c->lane & 7u) * 128 + (c->lane >> 4) * EIGHT_BYTES;
 #pragma unroll
@@ -204,7 +209,8 @@ inline void multiply_values(float o[COLUMNS][4 * STEPS], const scores *x, int fi
 }
 
 /* One split of the task: this thread's outputs of it, all warps combined. */
-inline void work_split(folded *sum, uint queries[QUERY_PARTS][COLUMNS][2 * STEPS], const task *t, int split, float scale_log2,
+inline void work_split(folded *sum, uint queries[QUERY_PARTS][COLUMNS][2 * STEPS], const task *t, int split,
+                       float scale_log2,
                        const place *at, consumer *c, stream *s)
 {
     scores x;
@@ -222,9 +228,10 @@ inline void work_split(folded *sum, uint queries[QUERY_PARTS][COLUMNS][2 * STEPS
     combine_warps(sum, output, sums, at);
 }
 
-/* Leaves the run's partial where the row has more than one. The work-group that counts last then has the whole row in *sum:
- * true. */
-inline bool finish_run(folded *sum, __global float *partials, __global int *counter, const task *t, const place *at, int4 shape,
+/* Leaves the run's partial where the row has more than one. The work-group that counts last then has the whole row in
+ * *sum: true. */
+inline bool finish_run(folded *sum, __global float *partials, __global int *counter, const task *t, const place *at,
+                       int4 shape,
                        uint base)
 {
     if (t->runs == 1)
@@ -245,7 +252,8 @@ inline bool finish_run(folded *sum, __global float *partials, __global int *coun
     return true;
 }
 
-/* Takes the work-group's first task and starts its copies; every warp waits for the others before it may need a second. */
+/* Takes the work-group's first task and starts its copies; every warp waits for the others before it may need a
+ * second. */
 inline void start_stream(stream *s, consumer *c)
 {
     s->item = s->stage = s->taken = 0;

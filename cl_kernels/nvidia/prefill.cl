@@ -2,15 +2,15 @@
 #line 3 "cl_kernels/nvidia/prefill.cl"
 /* Paged prefill for NVIDIA GPUs of compute capability 9.0 (Hopper). Seen on H200.
  *
- * A work-group a compute unit, three warpgroups: the first loads (warp 0 keys and values by bulk copies, warp 1 takes tiles
- * from a counter and publishes them, warps 1 to 3 bring the queries), the other two compute 64 rows each. A tile is 128
- * rows: row = query * PADDED_GROUP + head. Keys and values come in blocks of 128 at fixed positions, the last first. The
- * consumers run one flat loop over the blocks of all tiles: the scores of a block are in flight together with the values of
- * the block before, which may belong to the tile before.
+ * A work-group a compute unit, three warpgroups: the first loads (warp 0 keys and values by bulk copies, warp 1 takes
+ * tiles from a counter and publishes them, warps 1 to 3 bring the queries), the other two compute 64 rows each. A
+ * tile is 128 rows: row = query * PADDED_GROUP + head. Keys and values come in blocks of 128 at fixed positions, the
+ * last first. The consumers run one flat loop over the blocks of all tiles: the scores of a block are in flight
+ * together with the values of the block before, which may belong to the tile before.
  *
- * A row is rescaled only where its own maximum grew by more than RESCALE, so its bits do not depend on its tile. Behind a
- * sequence's last key no value is read: zeros stand in local memory instead. (An infinity or NaN among a sequence's own values
- * reaches the rows of its tile that do not see it.)
+ * A row is rescaled only where its own maximum grew by more than RESCALE, so its bits do not depend on its tile.
+ * Behind a sequence's last key no value is read: zeros stand in local memory instead. (An infinity or NaN among a
+ * sequence's own values reaches the rows of its tile that do not see it.)
  *
  * Layout: swizzle8. Queries, keys and values of one 16-bit dtype. PTX is edited: lib/device/ptx.c. */
 #include "nvidia/prefill_load.clh"

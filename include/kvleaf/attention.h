@@ -22,8 +22,8 @@ typedef enum kvleaf_memory {
     KVLEAF_MEMORY_CL = 0 /* handle is a cl_mem; SVM and USM pointers are reserved */
 } kvleaf_memory;
 
-/* [tokens, heads, head_dim] in device memory; head_dim is contiguous. LSE: [total_q, num_heads] float32, token_stride 0 =
- * num_heads, head_stride 0 = 1. */
+/* [tokens, heads, head_dim] in device memory; head_dim is contiguous. LSE: [total_q, num_heads] float32, token_stride
+ * 0 = num_heads, head_stride 0 = 1. */
 typedef struct kvleaf_tensor {
     kvleaf_memory memory;
     void *handle;           /* a cl_mem of the device's context */
@@ -33,9 +33,9 @@ typedef struct kvleaf_tensor {
     int64_t head_stride;    /* elements; 0 = packed: head_dim */
 } kvleaf_tensor;
 
-/* Keys and values in the caller's buffers. Paged (block_size > 0): element (block, token, head, dim) of a STRIDED view is
- * at block * block_stride + token * token_stride + head * head_stride + dim, so NHD and HND are strides; of a packed
- * layout, tile (block, head) starts at block * block_stride + head * head_stride, strides 0 = packed. Contiguous
+/* Keys and values in the caller's buffers. Paged (block_size > 0): element (block, token, head, dim) of a STRIDED
+ * view is at block * block_stride + token * token_stride + head * head_stride + dim, so NHD and HND are strides; of a
+ * packed layout, tile (block, head) starts at block * block_stride + head * head_stride, strides 0 = packed. Contiguous
  * (block_size 0): token t of the packed batch at t * token_stride. */
 typedef struct kvleaf_kv_view {
     uint32_t struct_size;
@@ -47,7 +47,8 @@ typedef struct kvleaf_kv_view {
 
 #define KVLEAF_KV_VIEW_INIT { sizeof(kvleaf_kv_view) }
 
-/* Which kernel family computes a sequence's rows. Within one family results are bit for bit independent of the batch. */
+/* Which kernel family computes a sequence's rows. Within one family results are bit for bit independent of the
+ * batch. */
 typedef enum kvleaf_family {
     KVLEAF_FAMILY_AUTO = 0,     /* decode up to a row count fixed per device (1), prefill above */
     KVLEAF_FAMILY_PREFILL = 1,

@@ -105,7 +105,7 @@ typedef struct kvleaf_device_params {
     cl_context context;             /* kvleaf_device_create: the application's; retained */
     cl_device_id device;            /* kvleaf_device_create: a device of that context */
     const char *select;             /* kvleaf_device_open: substring of platform or device name; NULL = best by type */
-    const char *kernel_dir;         /* read kernel sources from this folder instead of the embedded ones; NULL = embedded */
+    const char *kernel_dir;         /* read kernel sources from this folder; NULL = those embedded at build time */
     const char *cache_dir;          /* folder of the disk cache of program binaries; NULL = no disk cache */
     const char *variants;           /* comma-separated globs of variant keys; where one matches a usable variant of a
                                        family, that family takes the last such; NULL = best. "decode.portable*" */

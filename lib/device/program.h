@@ -25,8 +25,9 @@ bool kvl_disk_load(const kvleaf_device *device, const kvl_text *key, char **bina
 /* Stores it, replacing what is there; a failure is one log line. */
 void kvl_disk_store(const kvleaf_device *device, const kvl_text *key, const void *binary, size_t size);
 
-/* Whether a source asks for its PTX to be edited; the edit: appends the text to build instead, false where it is not what
- * the edit knows; and whether the log of that build says that the kernel's matrix products run one after the other. */
+/* Whether a source asks for its PTX to be edited; the edit: appends the text to build instead, false where it is not
+ * what the edit knows; and whether the log of that build says that the kernel's matrix products run one after the
+ * other. */
 bool kvl_ptx_wanted(const char *source);
 bool kvl_ptx_edit(const char *ptx, kvl_text *out);
 bool kvl_ptx_serialised(const char *log);
