@@ -149,6 +149,7 @@ static void test_failed_steps(void **state)
         {"attend", "out", 0, r.q, small, KVLEAF_F32, KVLEAF_TOO_SMALL},
     };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        assert_int_equal(clFinish(r.queue), CL_SUCCESS); /* or all staging slots may be in flight */
         ASSERT_OK(rig_build(&r, &step));
         const kvleaf_tensor first = {.handle = cases[i].first, .dtype = cases[i].dtype};
         const kvleaf_tensor second = {.handle = cases[i].second, .dtype = cases[i].dtype};
@@ -194,13 +195,42 @@ static void test_declared_capacities(void **state)
     rig_close(&r);
 }
 
+/* Many samples of one long prompt in a pool little larger than the prompt: every row of the table is new at once. */
+static void test_many_samples(void **state)
+{
+    (void)state;
+    enum { SAMPLES = 64, PROMPT = 1000 };
+    rig r;
+    rig_params p = rig_defaults();
+    p.num_layers = 1;
+    p.num_blocks = PROMPT / 4 + SAMPLES;
+    p.max_sequences = p.max_entries = SAMPLES;
+    rig_open(&r, &p);
+    rig_seq *prompt = rig_seq_new(&r);
+    rig_extend(&r, prompt, PROMPT);
+    while (prompt->committed < PROMPT) /* one chunk is all that a step of this plan takes */
+        rig_run_one(&r, prompt, PROMPT / 4, KVLEAF_FAMILY_AUTO, "prompt");
+    kvleaf_batch_entry batch[SAMPLES] = {{.seq = prompt->seq, .num_q = 1}};
+    const kvleaf_tokens one = {.struct_size = sizeof one, .count = 1};
+    for (int32_t i = 1; i < SAMPLES; i++) {
+        ASSERT_OK(kvleaf_seq_fork(r.cache, prompt->seq, PROMPT, &batch[i].seq));
+        batch[i].num_q = 1;
+    }
+    for (int32_t i = 0; i < SAMPLES; i++)
+        ASSERT_OK(kvleaf_seq_extend(r.cache, batch[i].seq, &one, NULL));
+    assert_int_equal(rig_stats(&r).free, 0);
+    kvleaf_exec exec = rig_exec(&r, &(rig_step){0});
+    ASSERT_OK(kvleaf_plan_build(r.plan, r.cache, batch, SAMPLES, &exec));
+    ASSERT_OK(kvleaf_plan_commit(r.plan, NULL));
+    rig_close(&r);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_batch_refused),
-        cmocka_unit_test(test_states),
-        cmocka_unit_test(test_failed_steps),
-        cmocka_unit_test(test_declared_capacities),
+        cmocka_unit_test(test_batch_refused), cmocka_unit_test(test_states),
+        cmocka_unit_test(test_failed_steps),  cmocka_unit_test(test_declared_capacities),
+        cmocka_unit_test(test_many_samples),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -9,9 +9,10 @@
 #define MAX_ENTRIES    (1 << 20)
 #define MAX_STEPS      1024
 /* Where nothing else is said, a step's work buffers are sized for the pool read this often over, and its table updates
- * for as many whole rows; sequences that share more than that take several steps. */
-#define POOL_READS 4
-#define MIN_KEYS   512 /* a sequence, besides */
+ * likewise; sequences that are new to the device and share more than that take several steps. */
+#define POOL_READS  4
+#define MIN_KEYS    512       /* a sequence, besides */
+#define MIN_UPDATES (1 << 18) /* 2 MiB a staging slot: what a small pool's tables may always be written with */
 
 static int64_t min64(int64_t a, int64_t b)
 {
@@ -46,7 +47,8 @@ static kvl_engine_params resolve(const kvleaf_cache *cache, const kvleaf_plan_pa
     int64_t entries = params->max_entries ? params->max_entries : cache->max_sequences;
     int64_t context = (int64_t)cache->columns * block_size;
     int64_t keys = min64(entries * context, POOL_READS * (int64_t)cache->num_blocks * block_size + entries * MIN_KEYS);
-    int64_t updates = min64(entries * cache->columns, POOL_READS * (int64_t)cache->num_blocks);
+    int64_t updates = POOL_READS * (int64_t)cache->num_blocks;
+    updates = min64(entries * cache->columns, updates > MIN_UPDATES ? updates : MIN_UPDATES);
     return (kvl_engine_params){
         .geometry = cache->geometry,
         .operations = 1u << KVL_APPEND | 1u << KVL_DECODE | 1u << KVL_PREFILL | 1u << KVL_GATHER,
