@@ -15,6 +15,9 @@
 #include "common/octet.clh"
 #include "common/softmax.clh"
 
+/* Functions here are `inline` and never `static`: PoCL takes a local array that static functions alone see for one that
+ * a barrier leaves as it is, and moves reads across. */
+
 #if WORK_GROUP > 256
 #error "local memory is laid out for work-groups of up to 256"
 #endif
@@ -37,13 +40,16 @@
 #else
 #define UNROLL_TWICE
 #endif
-/* A split may begin and end inside a block. */
+/* Whether splits are known to begin with a block, and the blocks that one may touch. */
 #if !KV_PAGED
+#define ALIGNED_SPLITS 0
 #define MAX_TILES 1
-#elif defined(BLOCK_SIZE)
-#define MAX_TILES ((SPLIT_TOKENS - 1) / BLOCK_SIZE + 2)
-#else
+#elif !defined(BLOCK_SIZE)
+#define ALIGNED_SPLITS 0
 #define MAX_TILES (SPLIT_TOKENS + 1)
+#else
+#define ALIGNED_SPLITS (SPLIT_TOKENS % BLOCK_SIZE == 0)
+#define MAX_TILES ((SPLIT_TOKENS - 1) / BLOCK_SIZE + 2)
 #endif
 /* Sums of the dim parts, then one maximum or sum a work-item, then eight dims a work-item. */
 #define SCRATCH_PARTS ((DIM_PARTS - 1) * SPLIT_TOKENS)
@@ -55,27 +61,34 @@ typedef struct {
     int begin, count; /* its keys: positions begin .. begin + count - 1 */
     int last;         /* last key its row sees */
     int first_block;  /* entry of the block table that tiles[0] is of */
+    int skew;         /* token of that block where the split begins */
     int block_size, head_dim, octets;
 } split;
 
-static inline split make_split(int index, int visible_keys, int block_size, int head_dim)
+inline split make_split(int index, int visible_keys, int block_size, int head_dim)
 {
     split s;
     s.begin = index * SPLIT_TOKENS;
     s.count = clamp(visible_keys - s.begin, 0, SPLIT_TOKENS);
     s.last = visible_keys - 1;
     s.first_block = BLOCK_OF(s.begin, block_size);
+    s.skew = ALIGNED_SPLITS ? 0 : TOKEN_OF(s.begin, block_size);
     s.block_size = block_size;
     s.head_dim = head_dim;
     s.octets = (head_dim + 7) / 8;
     return s;
 }
 
-static inline long find_octet(__local const long *tiles, const split *s, long4 view, int value, int position, int index)
+inline long tile_of(__local const long *tiles, const split *s, int token)
 {
-    long tile = tiles[BLOCK_OF(position, s->block_size) - s->first_block];
-    int token = TOKEN_OF(position, s->block_size);
-    return tile + element_offset(view, value, s->block_size, s->head_dim, token, index * 8);
+    return tiles[BLOCK_OF(s->skew + token, s->block_size)];
+}
+
+/* Where an octet of a token of the split lies. */
+inline long find_octet(__local const long *tiles, const split *s, long4 view, int value, int token, int index)
+{
+    return tile_of(tiles, s, token) + element_offset(view, value, s->block_size, s->head_dim,
+                                                     TOKEN_OF(s->skew + token, s->block_size), index * 8);
 }
 
 /* One dim of the tokens held: sums[i] += dim D of token i * that dim of the query, four heads at once. */
@@ -88,7 +101,7 @@ static inline long find_octet(__local const long *tiles, const split *s, long4 v
 
 /* Writes q . k of the split's tokens, four heads each, to products[token]; the work-items that share out the dims write
  * theirs to parts[part - 1][token]. Keys of bad blocks give a number that nobody reads. */
-static inline void multiply_keys(__global const KV_ELEM *k, long4 view, const split *s, __local const long *tiles,
+inline void multiply_keys(__global const KV_ELEM *k, long4 view, const split *s, __local const long *tiles,
                           __local const float4 *query, __local float4 *products, __local float4 *parts)
 {
     int lane = (int)get_local_id(0) % TOKEN_LANES;
@@ -102,7 +115,7 @@ static inline void multiply_keys(__global const KV_ELEM *k, long4 view, const sp
 #pragma unroll
         for (int i = 0; i < SCORE_TOKENS; i++) {
             int token = first + i * TOKEN_LANES < s->count ? first + i * TOKEN_LANES : first;
-            at[i] = find_octet(tiles, s, view, 0, s->begin + token, 0);
+            at[i] = find_octet(tiles, s, view, 0, token, 0);
             sums[i] = (float4)(0.0f);
             ahead[i] = OCTET_ZERO;
             if (part < s->octets)
@@ -130,14 +143,14 @@ static inline void multiply_keys(__global const KV_ELEM *k, long4 view, const sp
 }
 
 /* Turns products into scores, NEGATIVE where hidden; returns the work-item's maximum. `whole`: every key is there. */
-static inline float4 mask_scores(const split *s, int whole, __local const long *v_tiles,
-                                 __local float4 *products, __local const float4 *parts, int first_head)
+inline float4 mask_scores(const split *s, int whole, __local const long *v_tiles,
+                          __local float4 *products, __local const float4 *parts, int first_head)
 {
     float4 maximum = (float4)(NEGATIVE);
     for (int token = (int)get_local_id(0); token < SPLIT_TOKENS; token += WORK_GROUP) {
         int key = s->begin + token;
         float4 x = (float4)(NEGATIVE);
-        int there = whole || (token < s->count && v_tiles[BLOCK_OF(key, s->block_size) - s->first_block] >= 0);
+        int there = whole || (token < s->count && tile_of(v_tiles, s, token) >= 0);
         if (there && visible(key, s->last)) {
             x = products[token];
             for (int part = 1; part < DIM_PARTS; part++)
@@ -151,7 +164,7 @@ static inline float4 mask_scores(const split *s, int whole, __local const long *
 }
 
 /* The maximum or the sum over the work-group, in a fixed tree. Every work-item takes part. */
-static inline float4 reduce_max(float4 x, __local float4 *scratch)
+inline float4 reduce_max(float4 x, __local float4 *scratch)
 {
     int lane = (int)get_local_id(0);
     scratch[lane] = x;
@@ -166,7 +179,7 @@ static inline float4 reduce_max(float4 x, __local float4 *scratch)
     return all;
 }
 
-static inline float4 reduce_sum(float4 x, __local float4 *scratch)
+inline float4 reduce_sum(float4 x, __local float4 *scratch)
 {
     int lane = (int)get_local_id(0);
     scratch[lane] = x;
@@ -182,7 +195,7 @@ static inline float4 reduce_sum(float4 x, __local float4 *scratch)
 }
 
 /* Turns scores into weights under the maximum; returns the work-item's sum. */
-static inline float4 weigh_scores(__local float4 *scores, float4 maximum)
+inline float4 weigh_scores(__local float4 *scores, float4 maximum)
 {
     float4 sum = (float4)(0.0f);
     for (int token = (int)get_local_id(0); token < SPLIT_TOKENS; token += WORK_GROUP) {
@@ -201,7 +214,7 @@ typedef struct {
     int exact;
 } value_place;
 
-static inline value_place place_values(const split *s, int whole)
+inline value_place place_values(const split *s, int whole)
 {
     int id = (int)get_local_id(0);
     value_place at;
@@ -214,25 +227,42 @@ static inline value_place place_values(const split *s, int whole)
     return at;
 }
 
-/* Value octets of the work-item's tokens from `token` on; zero where there is none or its block is bad. */
-static inline void read_values(octet *ahead, __global const KV_ELEM *v, long4 view, const split *s,
-                               __local const long *tiles, const value_place *at, int token, int index)
+/* Where the value octet of a work-item's n-th token lies. Where a block holds a fixed number of them and the layout is
+ * linear in the token, all but the tile is spelt as constants. */
+inline long find_value(__local const long *tiles, const split *s, long4 view, const value_place *at, uint n,
+                       int index)
+{
+#if ALIGNED_SPLITS && KV_LAYOUT != LAYOUT_CPU16
+    if (s->block_size % at->groups == 0) {
+        uint per_block = (uint)(s->block_size / at->groups);
+        int further = (int)(n % per_block) * at->groups;
+        return tiles[n / per_block] + element_offset(view, 1, s->block_size, s->head_dim, at->group, index * 8) +
+               element_offset(view, 1, s->block_size, s->head_dim, further, 0);
+    }
+#endif
+    return find_octet(tiles, s, view, 1, at->group + (int)n * at->groups, index);
+}
+
+/* Value octets of a turn of VALUE_TOKENS of the work-item's tokens; zero where there is none or its block is bad. */
+inline void read_values(octet *ahead, __global const KV_ELEM *v, long4 view, const split *s,
+                        __local const long *tiles, const value_place *at, int turn, int index)
 {
 #pragma unroll
     for (int i = 0; i < VALUE_TOKENS; i++) {
-        int key = s->begin + token + i * at->groups;
-        if (!at->exact) {
+        int n = turn * VALUE_TOKENS + i, token = at->group + n * at->groups;
+        if (at->exact) {
+            ahead[i] = read_octet(v, find_value(tiles, s, view, at, (uint)n, index), OCTET_STEP(1),
+                                  s->head_dim - index * 8);
+        } else {
             ahead[i] = OCTET_ZERO;
-            if (index >= s->octets || token + i * at->groups >= s->count ||
-                tiles[BLOCK_OF(key, s->block_size) - s->first_block] < 0)
-                continue;
+            if (index < s->octets && token < s->count && tile_of(tiles, s, token) >= 0)
+                ahead[i] = read_octet(v, find_octet(tiles, s, view, 1, token, index), OCTET_STEP(1),
+                                      s->head_dim - index * 8);
         }
-        ahead[i] =
-            read_octet(v, find_octet(tiles, s, view, 1, key, index), OCTET_STEP(1), s->head_dim - index * 8);
     }
 }
 
-static inline void add_value(float8 *sums, octet x, float4 weight)
+inline void add_value(float8 *sums, octet x, float4 weight)
 {
     float8 value = widen_octet(x);
     sums[0] = fma((float8)(weight.s0), value, sums[0]);
@@ -243,9 +273,9 @@ static inline void add_value(float8 *sums, octet x, float4 weight)
 
 /* The weighted values of four heads: sums[head] over the work-item's tokens. `ahead` holds its first ones. Both walks
  * add the same numbers in the same order. */
-static inline void add_values(float8 *sums, octet *ahead, __global const KV_ELEM *v, long4 view, const split *s,
-                              const value_place *at, __local const long *tiles, __local const float4 *weights,
-                              int index)
+inline void add_values(float8 *sums, octet *ahead, __global const KV_ELEM *v, long4 view, const split *s,
+                       const value_place *at, __local const long *tiles, __local const float4 *weights,
+                       int index)
 {
     octet current[VALUE_TOKENS];
     int step = at->groups * VALUE_TOKENS;
@@ -253,32 +283,31 @@ static inline void add_values(float8 *sums, octet *ahead, __global const KV_ELEM
         int turns = SPLIT_TOKENS / step;
         UNROLL_TWICE
         for (int turn = 0; turn < turns; turn++) {
-            int token = at->group + turn * step;
 #pragma unroll
             for (int i = 0; i < VALUE_TOKENS; i++)
                 current[i] = ahead[i];
             if (turn + 1 < turns)
-                read_values(ahead, v, view, s, tiles, at, token + step, index);
+                read_values(ahead, v, view, s, tiles, at, turn + 1, index);
 #pragma unroll
             for (int i = 0; i < VALUE_TOKENS; i++)
-                add_value(sums, current[i], weights[token + i * at->groups]);
+                add_value(sums, current[i], weights[at->group + turn * step + i * at->groups]);
         }
         return;
     }
-    for (int token = at->group; token < s->count; token += step) {
+    for (int turn = 0; at->group + turn * step < s->count; turn++) {
 #pragma unroll
         for (int i = 0; i < VALUE_TOKENS; i++)
             current[i] = ahead[i];
-        read_values(ahead, v, view, s, tiles, at, token + step, index);
+        read_values(ahead, v, view, s, tiles, at, turn + 1, index);
 #pragma unroll
         for (int i = 0; i < VALUE_TOKENS; i++)
-            if (token + i * at->groups < s->count)
-                add_value(sums, current[i], weights[token + i * at->groups]);
+            if (at->group + turn * step + i * at->groups < s->count)
+                add_value(sums, current[i], weights[at->group + turn * step + i * at->groups]);
     }
 }
 
 /* Adds up one head's sums over the work-items that hold the same dims and writes them to its partial. */
-static inline void store_values(float8 sum, __local float4 *scratch, __global float *accumulator, const value_place *at,
+inline void store_values(float8 sum, __local float4 *scratch, __global float *accumulator, const value_place *at,
                          int first_octet, int head_dim)
 {
     int id = (int)get_local_id(0);
@@ -295,7 +324,7 @@ static inline void store_values(float8 sum, __local float4 *scratch, __global fl
     barrier(CLK_LOCAL_MEM_FENCE);
 }
 
-static inline void store_sums(float4 maximum, float4 sum, __global float *partial, int stride, int heads, int head_dim)
+inline void store_sums(float4 maximum, float4 sum, __global float *partial, int stride, int heads, int head_dim)
 {
     if (get_local_id(0) != 0)
         return;
@@ -309,9 +338,9 @@ static inline void store_sums(float4 maximum, float4 sum, __global float *partia
 
 /* Where the split's tiles of K and V start. A bad block has a V tile of -1; its K tile is that of block 0, which is
  * there, so that reading needs no branch, and its scores are hidden. *bad = 1 where there is one. */
-static inline void find_tiles(__global const int *table, int first, const split *s, int num_blocks, long4 k_view,
-                              long4 v_view, int kv_head, __local long *k_tiles, __local long *v_tiles,
-                              __local int *bad)
+inline void find_tiles(__global const int *table, int first, const split *s, int num_blocks, long4 k_view,
+                       long4 v_view, int kv_head, __local long *k_tiles, __local long *v_tiles,
+                       __local int *bad)
 {
     if (get_local_id(0) == 0)
         *bad = 0;
@@ -328,7 +357,7 @@ static inline void find_tiles(__global const int *table, int first, const split 
 }
 
 /* Four query heads, scaled; zero beyond the group and in dims that only fill an octet. */
-static inline void load_query(__global const Q_ELEM *q, long head_stride, int heads, int head_dim, float scale_log2,
+inline void load_query(__global const Q_ELEM *q, long head_stride, int heads, int head_dim, float scale_log2,
                        __local float4 *out)
 {
     for (int dim = (int)get_local_id(0); dim < (head_dim + 7) / 8 * 8; dim += WORK_GROUP) {
@@ -371,7 +400,7 @@ kvl_decode(__global const Q_ELEM *q, long4 q_view, __global const KV_ELEM *k, lo
         barrier(CLK_LOCAL_MEM_FENCE);
         multiply_keys(k, k_view, &s, k_tiles, query, scores, scratch);
         octet ahead[VALUE_TOKENS];
-        read_values(ahead, v, v_view, &s, v_tiles, &at, at.group, at.lane);
+        read_values(ahead, v, v_view, &s, v_tiles, &at, 0, at.lane);
         barrier(CLK_LOCAL_MEM_FENCE);
         float4 maximum = mask_scores(&s, whole, v_tiles, scores, scratch, first_head);
         barrier(CLK_LOCAL_MEM_FENCE);
@@ -384,7 +413,7 @@ kvl_decode(__global const Q_ELEM *q, long4 q_view, __global const KV_ELEM *k, lo
         for (int pass = 0; pass < s.octets; pass += at.lanes) {
             float8 sums[4] = {0.0f, 0.0f, 0.0f, 0.0f};
             if (pass > 0)
-                read_values(ahead, v, v_view, &s, v_tiles, &at, at.group, pass + at.lane);
+                read_values(ahead, v, v_view, &s, v_tiles, &at, 0, pass + at.lane);
             add_values(sums, ahead, v, v_view, &s, &at, v_tiles, scores, pass + at.lane);
             store_values(sums[0], scratch, partial, &at, pass, s.head_dim);
             if (heads > 1)
@@ -397,7 +426,7 @@ kvl_decode(__global const Q_ELEM *q, long4 q_view, __global const KV_ELEM *k, lo
     }
 }
 
-static inline void store_output(fold_node root, __global OUT_ELEM *out, int quad, int head_dim)
+inline void store_output(fold_node root, __global OUT_ELEM *out, int quad, int head_dim)
 {
     int dim = quad * 4;
     STORE_OUT(normalise(root.sum.s0, root.l), out, dim);

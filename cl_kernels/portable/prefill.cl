@@ -12,6 +12,9 @@
 #include "common/octet.clh"
 #include "common/softmax.clh"
 
+/* Functions here are `inline` and never `static`: PoCL takes a local array that static functions alone see for one that
+ * a barrier leaves as it is, and moves reads across. */
+
 #if TILE_ROWS < 8 || TILE_ROWS > 64 || WORK_GROUP > 256
 #error "local memory is laid out for tiles of 8 to 64 rows and work-groups of up to 256"
 #endif
@@ -68,7 +71,7 @@ typedef struct {
     int token;
 } key_place;
 
-static inline void find_keys(__global const int *table, const row_tile *t, long4 k_view, long4 v_view, int first_key,
+inline void find_keys(__global const int *table, const row_tile *t, long4 k_view, long4 v_view, int first_key,
                       __local key_place *keys)
 {
     for (int i = (int)get_local_id(0); i < KEY_TILE; i += WORK_GROUP) {
@@ -87,7 +90,7 @@ static inline void find_keys(__global const int *table, const row_tile *t, long4
 }
 
 /* Dims first_dim .. + STAGE_DIMS - 1 of the rows' queries, scaled, as [dim][row]; zero where there is none. */
-static inline void stage_query(__global const Q_ELEM *q, __local const long *row_starts, int first_dim, int head_dim,
+inline void stage_query(__global const Q_ELEM *q, __local const long *row_starts, int first_dim, int head_dim,
                         float scale_log2, __local float *out)
 {
     for (int i = (int)get_local_id(0); i < TILE_ROWS * (STAGE_DIMS / 8); i += WORK_GROUP) {
@@ -103,7 +106,7 @@ static inline void stage_query(__global const Q_ELEM *q, __local const long *row
 }
 
 /* The same of the keys, as [dim][key]. */
-static inline void stage_keys(__global const KV_ELEM *k, long4 view, const row_tile *t, __local const key_place *keys,
+inline void stage_keys(__global const KV_ELEM *k, long4 view, const row_tile *t, __local const key_place *keys,
                        int first_dim, __local float *out)
 {
     for (int i = (int)get_local_id(0); i < KEY_TILE * (STAGE_DIMS / 8); i += WORK_GROUP) {
@@ -127,7 +130,7 @@ static inline void stage_keys(__global const KV_ELEM *k, long4 view, const row_t
 }
 
 /* The values of STAGE_KEYS keys from first_key of the tile, as [key][dim]. */
-static inline void stage_values(__global const KV_ELEM *v, long4 view, const row_tile *t, __local const key_place *keys,
+inline void stage_values(__global const KV_ELEM *v, long4 view, const row_tile *t, __local const key_place *keys,
                          int first_key, __local float4 *out)
 {
     int octets = (t->head_dim + 7) / 8;
@@ -145,7 +148,7 @@ static inline void stage_values(__global const KV_ELEM *v, long4 view, const row
 }
 
 /* sums[octet][quad][key] += q . k over the staged dims. */
-static inline void multiply_stage(float8 (*sums)[KEY_QUADS][4], __local const float *query, __local const float *keys,
+inline void multiply_stage(float8 (*sums)[KEY_QUADS][4], __local const float *query, __local const float *keys,
                            int dims)
 {
     int lane = (int)get_local_id(0) % LANES, octet_index = (int)get_local_id(0) / LANES;
@@ -169,7 +172,7 @@ UNROLL
 }
 
 /* Writes the products as [key][row]. */
-static inline void store_products(float8 (*sums)[KEY_QUADS][4], __local float *products)
+inline void store_products(float8 (*sums)[KEY_QUADS][4], __local float *products)
 {
     int lane = (int)get_local_id(0) % LANES, octet_index = (int)get_local_id(0) / LANES;
     if (lane >= KEY_TILE / 4)
@@ -185,7 +188,7 @@ static inline void store_products(float8 (*sums)[KEY_QUADS][4], __local float *p
 
 /* Turns products into scores, NEGATIVE where hidden, and finds the rows' maxima over the keys of each part, as
  * [part][row]. */
-static inline void mask_scores(__local float *scores, const row_tile *t, __local const key_place *keys, int first_key,
+inline void mask_scores(__local float *scores, const row_tile *t, __local const key_place *keys, int first_key,
                         __local const int *row_last, __local const int *row_head, __local float *maxima)
 {
     for (int i = (int)get_local_id(0); i < TILE_ROWS * ROW_PARTS; i += WORK_GROUP) {
@@ -203,7 +206,7 @@ static inline void mask_scores(__local float *scores, const row_tile *t, __local
 }
 
 /* The running maximum m of a row with those of this tile. */
-static inline float join_maxima(float m, __local const float *maxima, int row)
+inline float join_maxima(float m, __local const float *maxima, int row)
 {
     for (int part = 0; part < ROW_PARTS; part++)
         m = fmax(m, maxima[part * TILE_ROWS + row]);
@@ -211,7 +214,7 @@ static inline float join_maxima(float m, __local const float *maxima, int row)
 }
 
 /* Turns scores into weights; their sums as [part][row]. `hidden` is the weight that hidden keys are given. */
-static inline void weigh_rows(__local float *scores, __local const float *row_m, __local const float *maxima,
+inline void weigh_rows(__local float *scores, __local const float *row_m, __local const float *maxima,
                        __local float *part_sums, float hidden)
 {
     for (int i = (int)get_local_id(0); i < TILE_ROWS * ROW_PARTS; i += WORK_GROUP) {
@@ -228,7 +231,7 @@ static inline void weigh_rows(__local float *scores, __local const float *row_m,
 }
 
 /* Moves the rows' running maximum and sum on; row_factor = what their accumulators are rescaled by. */
-static inline void update_rows(__local float *row_m, __local float *row_l, __local float *row_factor,
+inline void update_rows(__local float *row_m, __local float *row_l, __local float *row_factor,
                         __local const float *maxima, __local const float *part_sums)
 {
     for (int row = (int)get_local_id(0); row < TILE_ROWS; row += WORK_GROUP) {
@@ -242,7 +245,7 @@ static inline void update_rows(__local float *row_m, __local float *row_l, __loc
     }
 }
 
-static inline void rescale(float8 (*sums)[DIM_QUADS][4], __local const float *row_factor)
+inline void rescale(float8 (*sums)[DIM_QUADS][4], __local const float *row_factor)
 {
     int octet_index = (int)get_local_id(0) / LANES;
     UNROLL
@@ -256,8 +259,8 @@ static inline void rescale(float8 (*sums)[DIM_QUADS][4], __local const float *ro
 
 /* sums[octet][quad][dim] += weight * value of one key. Where not every row sees every key of the tile (`whole` is 0),
  * what a row does not see is left out, whatever it holds. */
-static inline void add_key(float8 (*sums)[DIM_QUADS][4], __local const float *weights, __local const float4 *values,
-                           int head_dim, int whole)
+inline void add_key(float8 (*sums)[DIM_QUADS][4], __local const float *weights, __local const float4 *values,
+                    int head_dim, int whole)
 {
     int lane = (int)get_local_id(0) % LANES, octet_index = (int)get_local_id(0) / LANES;
     UNROLL
@@ -288,8 +291,8 @@ static inline void add_key(float8 (*sums)[DIM_QUADS][4], __local const float *we
     }
 }
 
-static inline void add_stage(float8 (*sums)[DIM_QUADS][4], __local const float *weights, __local const float4 *values,
-                             int head_dim, int whole)
+inline void add_stage(float8 (*sums)[DIM_QUADS][4], __local const float *weights, __local const float4 *values,
+                      int head_dim, int whole)
 {
     UNROLL_TWICE
     for (int key = 0; key < STAGE_KEYS; key++) {
@@ -306,7 +309,7 @@ static inline void add_stage(float8 (*sums)[DIM_QUADS][4], __local const float *
         (float4)(sums[i][j][0].s##R, sums[i][j][1].s##R, sums[i][j][2].s##R, sums[i][j][3].s##R);
 
 /* Writes the rows' outputs, by way of local memory so that neighbours write neighbouring dims. */
-static inline void store_output(float8 (*sums)[DIM_QUADS][4], __local float4 *stage, __local const long *out_starts,
+inline void store_output(float8 (*sums)[DIM_QUADS][4], __local float4 *stage, __local const long *out_starts,
                          __local const float *row_l, __global OUT_ELEM *out, int head_dim)
 {
     int id = (int)get_local_id(0), lane = id % LANES, octet_index = id / LANES;
@@ -333,7 +336,7 @@ static inline void store_output(float8 (*sums)[DIM_QUADS][4], __local float4 *st
 }
 
 /* The tile of an item, from the sequence's entry. */
-static inline row_tile make_tile(__global const int *entry, __global const int *item, int tile_queries, int num_blocks,
+inline row_tile make_tile(__global const int *entry, __global const int *item, int tile_queries, int num_blocks,
                           int group, int block_size, int head_dim)
 {
     row_tile t;
@@ -355,7 +358,7 @@ static inline row_tile make_tile(__global const int *entry, __global const int *
 
 /* Offsets of the tile's rows in q or out, -1 where it has none: row r is query r / tile_heads of the tile and head
  * r % tile_heads of it. */
-static inline void place_rows(__local long *starts, long4 view, __global const int *entry, __global const int *item,
+inline void place_rows(__local long *starts, long4 view, __global const int *entry, __global const int *item,
                        int tile_queries, int tile_heads, int group, int first_head)
 {
     for (int row = (int)get_local_id(0); row < TILE_ROWS; row += WORK_GROUP) {
@@ -368,9 +371,9 @@ static inline void place_rows(__local long *starts, long4 view, __global const i
 }
 
 /* Scores of the tile's rows and the keys placed, still in the work-items that computed them. */
-static inline void score_keys(float8 (*sums)[KEY_QUADS][4], __global const Q_ELEM *q, __global const KV_ELEM *k,
-                              long4 k_view, const row_tile *t, __local const long *row_starts,
-                              __local const key_place *keys, float scale_log2, __local float *stage)
+inline void score_keys(float8 (*sums)[KEY_QUADS][4], __global const Q_ELEM *q, __global const KV_ELEM *k,
+                       long4 k_view, const row_tile *t, __local const long *row_starts,
+                       __local const key_place *keys, float scale_log2, __local float *stage)
 {
     for (int i = 0; i < OWN_OCTETS; i++)
         for (int j = 0; j < KEY_QUADS * 4; j++)
