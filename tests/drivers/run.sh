@@ -7,7 +7,7 @@
 #   pocl      PoCL, the fixed list
 #   rusticl   Mesa's rusticl on llvmpipe: another compiler and another rounding, slow; the small list
 #   intel     Intel's CPU runtime, from PyPI into the project's .venv: sub-groups and half precision; the fixed list
-#   oclgrind  a simulator that sees accesses out of bounds and data races; the small list, a variant at a time
+#   oclgrind  a simulator that sees accesses out of bounds and data races; the small list
 #
 # A driver that is missing is skipped, with what that leaves unchecked. Exit code: 0 right, 1 wrong, 77 all skipped. The
 # last line is "N passed, N failed, N skipped", in runs of kvleaf-check.
@@ -36,18 +36,24 @@ skip() {
     printf 'skipped: %s: %s\n' "$1" "$2"
 }
 
-# check_driver NAME LIMIT COMMAND...: one run with a limit in seconds; what it checked in a line, all of it when it fails.
+# check_driver NAME LOST LIMIT COMMAND...: one run with a limit in seconds; what it checked in a line, all of it when it
+# fails. A driver that offers no device is skipped, and LOST says what nothing checks then.
 check_driver() {
-    local name=$1 limit=$2 code=0 started=$SECONDS
-    shift 2
+    local name=$1 lost=$2 limit=$3 code=0 started=$SECONDS
+    shift 3
     timeout "$limit" "$@" >"$scratch/out" 2>"$scratch/err" || code=$?
     # A driver can answer right and yet be seen to do wrong: Oclgrind reports on its own.
-    if [ "$code" -eq 0 ] && grep -qE 'Invalid (read|write)|[Dd]ata race|[Uu]ninitialized' "$scratch/out" "$scratch/err"; then
+    if [ "$code" -eq 0 ] &&
+        grep -qE 'Invalid (read|write)|[Dd]ata race|[Uu]ninitialized' "$scratch/out" "$scratch/err"; then
         code=1
     fi
     if [ "$code" -eq 0 ]; then
         passed=$((passed + 1))
         printf 'passed:  %s: %s in %d s\n' "$name" "$(tail -n 1 "$scratch/out")" $((SECONDS - started))
+        return
+    fi
+    if grep -q "can't open a device" "$scratch/err"; then
+        skip "$name" "it offers no device: $lost"
         return
     fi
     failed=$((failed + 1))
@@ -57,55 +63,51 @@ check_driver() {
 }
 
 run_pocl() {
-    local icd=/etc/OpenCL/vendors/pocl.icd
+    local icd=/etc/OpenCL/vendors/pocl.icd lost='nothing checks the CPU kernels'
     if [ ! -f $icd ]; then
-        skip pocl "no pocl-opencl-icd: nothing checks the CPU kernels"
+        skip pocl "no pocl-opencl-icd: $lost"
         return
     fi
-    OCL_ICD_VENDORS=$icd check_driver pocl 300 "$check" --device 'Portable Computing Language'
+    OCL_ICD_VENDORS=$icd check_driver pocl "$lost" 600 "$check" --device 'Portable Computing Language'
 }
 
 run_rusticl() {
-    local icd=/etc/OpenCL/vendors/rusticl.icd
+    local icd=/etc/OpenCL/vendors/rusticl.icd lost="nothing checks Mesa's compiler and rounding"
     if [ ! -f $icd ]; then
-        skip rusticl "no mesa-opencl-icd with rusticl: nothing checks Mesa's compiler and rounding"
+        skip rusticl "no mesa-opencl-icd with rusticl: $lost"
         return
     fi
-    if ! OCL_ICD_VENDORS=$icd RUSTICL_ENABLE=llvmpipe "$build/tools/kvleaf-info" --device rusticl >"$scratch/out" 2>&1; then
-        skip rusticl "it offers no llvmpipe device: nothing checks Mesa's compiler and rounding"
-        return
-    fi
-    OCL_ICD_VENDORS=$icd RUSTICL_ENABLE=llvmpipe check_driver rusticl 300 "$check" --small --device rusticl
+    OCL_ICD_VENDORS=$icd RUSTICL_ENABLE=llvmpipe check_driver rusticl "$lost" 600 "$check" --small --device rusticl
 }
 
-# The folder's runtime library, installed into .venv where it is missing.
+# The runtime's library, installed into .venv where it is missing.
 intel_library() {
     local python=.venv/bin/python
-    if ! compgen -G '.venv/lib/libintelocl.so' >/dev/null; then
-        [ -x $python ] || python3 -m venv .venv >"$scratch/venv" 2>&1 || return 1
-        $python -m pip install -q --disable-pip-version-check intel-opencl-rt intel-cmplr-lib-rt \
-            >"$scratch/venv" 2>&1 </dev/null || return 1
+    if [ ! -f .venv/lib/libintelocl.so ]; then
+        [ -x $python ] || python3 -m venv .venv || return 1
+        $python -m pip install -q --disable-pip-version-check intel-opencl-rt intel-cmplr-lib-rt || return 1
     fi
-    compgen -G "$PWD/.venv/lib/libintelocl.so"
+    [ -f .venv/lib/libintelocl.so ]
 }
 
+# Its folder stays out of LD_LIBRARY_PATH: it holds an OpenCL loader that reads OCL_ICD_VENDORS in another way.
 run_intel() {
-    local library
-    if [ "$(uname -m)" != x86_64 ] || ! library=$(intel_library); then
-        skip intel "no Intel CPU runtime (packages intel-opencl-rt, intel-cmplr-lib-rt): nothing runs the kernels with another vendor's vectoriser"
+    local lost="nothing runs the kernels through another vendor's vectoriser"
+    if [ "$(uname -m)" != x86_64 ] || ! intel_library >"$scratch/venv" 2>&1 </dev/null; then
+        skip intel "no Intel CPU runtime (Python packages intel-opencl-rt, intel-cmplr-lib-rt): $lost"
         return
     fi
-    echo "$library" >"$scratch/intel.icd"
-    OCL_ICD_VENDORS=$scratch/intel.icd LD_LIBRARY_PATH=$(dirname "$library")${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH} \
-        check_driver intel 300 "$check" --device Intel
+    echo "$PWD/.venv/lib/libintelocl.so" >"$scratch/intel.icd"
+    OCL_ICD_VENDORS=$scratch/intel.icd check_driver intel "$lost" 600 "$check" --device Intel
 }
 
 run_oclgrind() {
+    local lost='nothing looks for data races and accesses out of bounds'
     if ! command -v oclgrind >/dev/null; then
-        skip oclgrind "it is not installed: nothing looks for data races and accesses out of bounds"
+        skip oclgrind "it is not installed: $lost"
         return
     fi
-    OCL_ICD_VENDORS=$scratch/none check_driver oclgrind 300 \
+    OCL_ICD_VENDORS=$scratch/none check_driver oclgrind "$lost" 600 \
         oclgrind --data-races --num-threads 1 "$check" --small --device Oclgrind
 }
 
