@@ -29,7 +29,9 @@ inline float16 load_any16(__global const uchar *base, long i, int dtype)
     if (dtype == DTYPE_BF16)
         return as_float16(convert_uint16(*(__global const ushort16_at_element *)((__global const ushort *)base + i))
                           << 16);
-    return vload_half16(0, (__global const half *)base + i);
+    /* PoCL's vload_half16 takes 16 bytes at a time at 16-byte alignment, which elements need not have. */
+    ushort16 bits = *(__global const ushort16_at_element *)((__global const ushort *)base + i);
+    return vload_half16(0, (__private const half *)&bits);
 }
 
 inline kv_raw16 round16(float16 x)

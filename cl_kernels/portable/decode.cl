@@ -112,14 +112,17 @@ inline void multiply_keys(__global const KV_ELEM *k, long4 view, const split *s,
         float4 sums[SCORE_TOKENS];
         octet ahead[SCORE_TOKENS];
         long at[SCORE_TOKENS]; /* of a token past the end: the first one's */
+        int row[SCORE_TOKENS];
 #pragma unroll
         for (int i = 0; i < SCORE_TOKENS; i++) {
             int token = first + i * TOKEN_LANES < s->count ? first + i * TOKEN_LANES : first;
             at[i] = find_octet(tiles, s, view, 0, token, 0);
+            row[i] = token % 8; /* splits and tiles begin at multiples of 8 where that matters */
             sums[i] = (float4)(0.0f);
             ahead[i] = OCTET_ZERO;
             if (part < s->octets)
-                ahead[i] = read_octet(k, at[i] + part * octet_stride, OCTET_STEP(0), s->head_dim - part * 8);
+                ahead[i] = read_octet(k, at[i] + key_octet(row[i], part, octet_stride), OCTET_STEP(0),
+                                      s->head_dim - part * 8);
         }
         UNROLL_TWICE
         for (int turn = 0; turn < turns; turn++) {
@@ -129,7 +132,8 @@ inline void multiply_keys(__global const KV_ELEM *k, long4 view, const split *s,
             for (int i = 0; i < SCORE_TOKENS; i++) {
                 octet current = ahead[i];
                 if (turn + 1 < turns)
-                    ahead[i] = read_octet(k, at[i] + next * octet_stride, OCTET_STEP(0), s->head_dim - next * 8);
+                    ahead[i] = read_octet(k, at[i] + key_octet(row[i], next, octet_stride), OCTET_STEP(0),
+                                          s->head_dim - next * 8);
                 keys[i] = widen_octet(current);
             }
             ADD_DIM(0) ADD_DIM(1) ADD_DIM(2) ADD_DIM(3) ADD_DIM(4) ADD_DIM(5) ADD_DIM(6) ADD_DIM(7)

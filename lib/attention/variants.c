@@ -2,6 +2,7 @@
 #include "attention/variants.h"
 
 #include <stddef.h>
+#include <string.h>
 
 #define FIX_ALL (KVL_FIX_HEAD_DIM | KVL_FIX_GROUP | KVL_FIX_BLOCK_SIZE)
 
@@ -22,6 +23,8 @@ static const char *needs_cpu(const kvleaf_caps *caps, const kvl_geometry *geomet
 {
     if (!(caps->type & CL_DEVICE_TYPE_CPU))
         return "for CPUs: one work-item a work-group with explicit vectors";
+    if (strstr(caps->platform_name, "rusticl"))
+        return "llvmpipe takes minutes over explicit vectors";
     return geometry->device_tables ? "serves block tables that the host has checked" : NULL;
 }
 
@@ -175,8 +178,8 @@ static const kvl_variant prefill_table[] = {
      .kernels = {"kvl_prefill"},
      .refuses = needs_packed,
      .fixed = FIX_ALL,
-     .work_group = 64,
-     .tile_rows = 16},
+     .work_group = 128,
+     .tile_rows = 64},
     {.family = "prefill",
      .name = "nvidia",
      .file = "nvidia/prefill.cl",
