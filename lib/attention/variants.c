@@ -31,17 +31,18 @@ static const char *needs_cpu(const kvleaf_caps *caps, const kvl_geometry *geomet
 /* Rows or 16-token units: what the vector loads of decode and prefill are written for. */
 static const char *needs_cpu_layout(const kvleaf_caps *caps, const kvl_geometry *geometry)
 {
-    if (geometry->layout == KVLEAF_LAYOUT_DIM8 || geometry->layout == KVLEAF_LAYOUT_SWIZZLE8)
-        return "reads rows or the cpu16 layout, dim8 and swizzle8 are for GPUs";
-    return needs_cpu(caps, geometry);
+    const char *why = needs_cpu(caps, geometry);
+    if (!why && (geometry->layout == KVLEAF_LAYOUT_DIM8 || geometry->layout == KVLEAF_LAYOUT_SWIZZLE8))
+        why = "reads rows or the cpu16 layout, dim8 and swizzle8 are for GPUs";
+    return why;
 }
 
 static const char *needs_paged_cpu(const kvleaf_caps *caps, const kvl_geometry *geometry)
 {
-    const char *why = needs_paged(caps, geometry);
+    const char *why = needs_cpu(caps, geometry);
     if (!why && geometry->layout == KVLEAF_LAYOUT_SWIZZLE8)
         why = "the swizzle8 layout is for GPUs";
-    return why ? why : needs_cpu(caps, geometry);
+    return why ? why : needs_paged(caps, geometry);
 }
 
 /* Constants let the compiler unroll; packed layouts are pools, whose geometry is few programs. */
