@@ -135,7 +135,7 @@ static void test_more_queries_than_keys(void **state)
     {
         problem_geometry g = geometry_of(KVLEAF_F32, 4, 2, 16, 16);
         problem_options options = {.value = value_one};
-        kvleaf_attention *attention = make_attention(r, &g, 4, 64, 64);
+        kvleaf_attention *attention = make_attention(r, &g, 16, 64, 64);
         for (int family = KVLEAF_FAMILY_PREFILL; family <= KVLEAF_FAMILY_DECODE; family++) {
             problem_seq seq = {.q_len = 8, .kv_len = 5, .family = (kvleaf_family)family};
             problem made;

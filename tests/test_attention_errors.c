@@ -88,7 +88,7 @@ static const struct {
     {KVLEAF_INVALID, "q_dtype", FIELD(q_dtype), 3, 0, 0},
     {KVLEAF_INVALID, "kv_dtype", FIELD(kv_dtype), 9, 0, 0},
     {KVLEAF_INVALID, "out_dtype", FIELD(out_dtype), -1, 0, 0},
-    {KVLEAF_INVALID, "layout", FIELD(layout), 5, 0, 0},
+    {KVLEAF_INVALID, "layout", FIELD(layout), 99, 0, 0},
     {KVLEAF_INVALID, "layout", FIELD(layout), KVLEAF_LAYOUT_ROWS, FIELD(block_size), 0},
     {KVLEAF_INVALID, "block_size", FIELD(block_size), 257, 0, 0},
     {KVLEAF_INVALID, "block_size", FIELD(block_size), -1, 0, 0},
