@@ -35,8 +35,9 @@ typedef struct kvleaf_tensor {
 
 /* Keys and values in the caller's buffers. Paged (block_size > 0): element (block, token, head, dim) of a STRIDED
  * view is at block * block_stride + token * token_stride + head * head_stride + dim, so NHD and HND are strides; of a
- * packed layout, tile (block, head) starts at block * block_stride + head * head_stride, strides 0 = packed. Contiguous
- * (block_size 0): token t of the packed batch at t * token_stride. */
+ * packed layout, tile (block, head) starts at block * block_stride + head * head_stride, strides 0 = packed; of
+ * all but rows, offset and strides are multiples of 16 bytes. Contiguous (block_size 0): token t of the packed batch at
+ * t * token_stride. */
 typedef struct kvleaf_kv_view {
     uint32_t struct_size;
     kvleaf_tensor k, v;
@@ -79,7 +80,8 @@ typedef struct kvleaf_attention_params {
     int32_t max_tokens;         /* query rows a batch; 0 = 4096 */
     int32_t max_context;        /* keys a sequence; 0 = 8192 */
     int64_t max_decode_keys;    /* keys summed over the rows that the decode family computes in a batch, which sizes the
-                                   workspace; 0 = max_seqs * max_context */
+                                   workspace; each row beyond max_seqs counts for one split (512 keys at most) more;
+                                   0 = max_seqs * max_context */
     int32_t steps_in_flight;    /* staging slots; 0 = 2 */
     int32_t device_tables;      /* 1 = block tables and lengths may be device-resident (portable kernels then) */
 } kvleaf_attention_params;
