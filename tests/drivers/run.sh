@@ -5,8 +5,8 @@
 #   tests/drivers/run.sh [BUILD] [pocl | rusticl | intel | oclgrind]...      default: build; rusticl, intel, oclgrind
 #
 #   pocl      PoCL, the fixed list
-#   rusticl   Mesa's rusticl on llvmpipe: another compiler and another rounding, so slow that it gets the small list of the
-#             generic variants, whose source the others share
+#   rusticl   Mesa's rusticl on llvmpipe: another compiler and another rounding, so slow that it gets the small list of
+#             the generic variants, whose source the others share
 #   intel     Intel's CPU runtime, from PyPI into the project's .venv: sub-groups and half precision; the fixed list
 #   oclgrind  a simulator that sees accesses out of bounds and data races; the small list
 #
