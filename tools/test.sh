@@ -81,12 +81,15 @@ meson_suite() {
 check_device() {
     local rows=$logs/check.jsonl code=0
     "$build"/tools/kvleaf-check --json "$@" >"$rows" || code=$?
-    grep -E '"failure"|"skipped":[1-9]' "$rows"
-    tail -n 1 "$rows" | python3 -c '
+    grep '"failure"' "$rows"
+    python3 -c '
 import json, sys
-row = json.loads(sys.stdin.readline())
-print("seed", row["seed"])
-print("{passed} passed, {failed} failed, {skipped} skipped".format(**row))' || code=1
+*rows, last = [json.loads(line) for line in sys.stdin]
+for row in rows:
+    if row.get("why_skipped"):
+        print("skipped: {check} is {why_skipped}".format(**row))
+print("seed", last["seed"])
+print("{passed} passed, {failed} failed, {skipped} skipped".format(**last))' <"$rows" || code=1
     return $code
 }
 

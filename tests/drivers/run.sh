@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
-# Runs kvleaf-check on other OpenCL drivers than the one the unit tests run on, a line each:
+# Runs kvleaf-check on other OpenCL drivers than the one the unit tests run on, side by side, a line each:
 #
 #   tests/drivers/run.sh [BUILD] [pocl | rusticl | intel | oclgrind]...      default: build; rusticl, intel, oclgrind
 #
@@ -30,35 +30,30 @@ unset KVLEAF_VARIANT KVLEAF_KERNEL_DIR
 export XDG_CACHE_HOME=$scratch/cache POCL_CACHE_DIR=$scratch/pocl
 mkdir -p "$XDG_CACHE_HOME" "$POCL_CACHE_DIR"
 
-passed=0 failed=0 skipped=0
-
 skip() {
-    skipped=$((skipped + 1))
     printf 'skipped: %s: %s\n' "$1" "$2"
 }
 
 # check_driver NAME LOST LIMIT COMMAND...: one run with a limit in seconds; what it checked in a line, all of it when it
 # fails. A driver that offers no device is skipped, and LOST says what nothing checks then.
 check_driver() {
-    local name=$1 lost=$2 limit=$3 code=0 started=$SECONDS
+    local name=$1 lost=$2 limit=$3 code=0 started=$SECONDS out=$scratch/$1.out err=$scratch/$1.err
     shift 3
-    timeout "$limit" "$@" >"$scratch/out" 2>"$scratch/err" || code=$?
+    timeout "$limit" "$@" >"$out" 2>"$err" || code=$?
     # A driver can answer right and yet be seen to do wrong: Oclgrind reports on its own.
     if [ "$code" -eq 0 ] &&
-        grep -qE 'Invalid (read|write)|[Dd]ata race|[Uu]ninitialized' "$scratch/out" "$scratch/err"; then
+        grep -qE 'Invalid (read|write)|[Dd]ata race|[Uu]ninitialized' "$out" "$err"; then
         code=1
     fi
     if [ "$code" -eq 0 ]; then
-        passed=$((passed + 1))
-        printf 'passed:  %s: %s in %d s\n' "$name" "$(tail -n 1 "$scratch/out")" $((SECONDS - started))
+        printf 'passed:  %s: %s in %d s\n' "$name" "$(tail -n 1 "$out")" $((SECONDS - started))
         return
     fi
-    if grep -q "can't open a device" "$scratch/err"; then
+    if grep -q "can't open a device" "$err"; then
         skip "$name" "it offers no device: $lost"
         return
     fi
-    failed=$((failed + 1))
-    tail -n 60 "$scratch/err" "$scratch/out"
+    tail -n 60 "$err" "$out"
     [ "$code" -ne 124 ] || echo "stopped after $limit s"
     printf 'FAILED:  %s: exit code %d after %d s\n' "$name" "$code" $((SECONDS - started))
 }
@@ -115,10 +110,20 @@ run_oclgrind() {
 
 for driver in "$@"; do
     case $driver in
-    pocl | rusticl | intel | oclgrind) "run_$driver" ;;
+    pocl | rusticl | intel | oclgrind) ;;
     *) echo "run.sh: unknown driver $driver" >&2 && exit 2 ;;
     esac
 done
-printf '%d passed, %d failed, %d skipped\n' $passed $failed $skipped
-[ $failed -eq 0 ] || exit 1
-[ $passed -gt 0 ] || exit 77
+# Side by side: each is one thread most of the time, in a compiler or a simulator.
+for driver in "$@"; do
+    "run_$driver" >"$scratch/$driver.log" 2>&1 &
+done
+wait
+cat "$scratch"/*.log
+count() {
+    cat "$scratch"/*.log | grep -c "^$1:"
+}
+passed=$(count passed) failed=$(count FAILED) skipped=$(count skipped)
+printf '%d passed, %d failed, %d skipped\n' "$passed" "$failed" "$skipped"
+[ "$failed" -eq 0 ] || exit 1
+[ "$passed" -gt 0 ] || exit 77
