@@ -99,6 +99,8 @@ static const struct {
     {KVLEAF_INVALID, "max_context", FIELD(max_context), -1, 0, 0},
     {KVLEAF_INVALID, "steps_in_flight", FIELD(steps_in_flight), -1, 0, 0},
     {KVLEAF_INVALID, "device_tables", FIELD(device_tables), 2, 0, 0},
+    {KVLEAF_INVALID, "sharing", FIELD(sharing), -1, 0, 0},
+    {KVLEAF_INVALID, "sharing", FIELD(sharing), KVLEAF_SHARING_ALWAYS + 1, 0, 0},
     {KVLEAF_UNSUPPORTED, "window", FIELD(window), 16, 0, 0},
 };
 

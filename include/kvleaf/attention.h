@@ -61,6 +61,14 @@ typedef enum kvleaf_mask {
     KVLEAF_MASK_NONE = 1
 } kvleaf_mask;
 
+/* Whether decode reads the leading blocks that several sequences of a batch share once for all of them (cascade
+ * attention). Results are the same to the bit. */
+typedef enum kvleaf_sharing {
+    KVLEAF_SHARING_AUTO = 0,    /* where it was measured to be faster */
+    KVLEAF_SHARING_OFF = 1,
+    KVLEAF_SHARING_ALWAYS = 2   /* wherever the decode variant can */
+} kvleaf_sharing;
+
 typedef struct kvleaf_attention kvleaf_attention;
 
 typedef struct kvleaf_attention_params {
@@ -74,7 +82,7 @@ typedef struct kvleaf_attention_params {
     int32_t block_size;         /* 1 .. 256; 0 = contiguous K/V */
     float softmax_scale;        /* 0 = 1 / sqrt(head_dim_k) */
     float softcap;              /* 0 = none; else UNSUPPORTED */
-    int32_t window;             /* 0 = none; else UNSUPPORTED */
+    int32_t window;             /* tokens a row sees, itself included; 0 = all. With mask NONE as many on each side */
     const float *sinks;         /* NULL = none; else UNSUPPORTED */
     int32_t max_seqs;           /* sequences a batch; 0 = 64 */
     int32_t max_tokens;         /* query rows a batch; 0 = 4096 */
@@ -84,6 +92,7 @@ typedef struct kvleaf_attention_params {
                                    0 = max_seqs * max_context */
     int32_t steps_in_flight;    /* staging slots; 0 = 2 */
     int32_t device_tables;      /* 1 = block tables and lengths may be device-resident (portable kernels then) */
+    kvleaf_sharing sharing;
 } kvleaf_attention_params;
 
 #define KVLEAF_ATTENTION_PARAMS_INIT { sizeof(kvleaf_attention_params) }

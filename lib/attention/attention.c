@@ -68,6 +68,7 @@ static kvleaf_status check_geometry(const kvleaf_attention_params *params)
         {"max_decode_keys", params->max_decode_keys, 0, INT64_MAX / 2},
         {"steps_in_flight", params->steps_in_flight, 0, 1024},
         {"device_tables", params->device_tables, 0, 1},
+        {"sharing", params->sharing, KVLEAF_SHARING_AUTO, KVLEAF_SHARING_ALWAYS},
     };
     for (size_t i = 0; i < sizeof checks / sizeof *checks; i++) {
         kvleaf_status status = check_range(checks[i].field, checks[i].value, checks[i].low, checks[i].high);
@@ -130,6 +131,7 @@ static kvleaf_status resolve(const kvleaf_attention_params *params, kvl_engine_p
         .max_context = or_default(params->max_context, DEFAULT_CONTEXT),
         .max_decode_keys = params->max_decode_keys,
         .steps_in_flight = or_default(params->steps_in_flight, DEFAULT_STEPS),
+        .sharing = params->sharing,
     };
     if (!out->max_decode_keys)
         out->max_decode_keys = (int64_t)out->max_seqs * out->max_context;

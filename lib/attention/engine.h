@@ -26,6 +26,7 @@ typedef struct kvl_engine_params {
     int32_t max_copies;      /* block copies a step */
     int64_t max_table;       /* entries of a table uploaded with each step; 0 = the table is another buffer */
     int32_t steps_in_flight;
+    kvleaf_sharing sharing;
 } kvl_engine_params;
 
 /* Bytes an engine takes on device and host; fails as create where the geometry is not served. */

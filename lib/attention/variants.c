@@ -78,6 +78,8 @@ static const char *needs_hopper(const kvleaf_caps *caps, const kvl_geometry *geo
         return "serves up to 16 query heads a KV head";
     if (geometry->num_heads / geometry->num_kv_heads > 8 && geometry->head_dim > 128)
         return "serves more than 8 query heads a KV head up to head_dim 128";
+    if (geometry->window)
+        return "serves no sliding windows";
     return geometry->device_tables ? "serves block tables that the host has checked" : NULL;
 }
 

@@ -14,6 +14,7 @@ typedef struct kvl_geometry {
     int32_t num_heads, num_kv_heads;
     int32_t head_dim;
     int32_t block_size; /* 0 = contiguous K/V */
+    int32_t window;     /* keys a row sees, its own included; 0 = all */
     bool device_tables; /* block ids and lengths unknown to the host */
 } kvl_geometry;
 
