@@ -14,7 +14,6 @@ INCLUDE_DIR = tree.ROOT / "include"
 WARNINGS = ["-Wall", "-Wextra", "-pedantic", "-Werror", "-fsyntax-only", f"-I{INCLUDE_DIR}"]
 LANGUAGES = [("C11", "c", "-std=c11", ["cc", "gcc", "clang"]),
              ("C++17", "c++", "-std=c++17", ["c++", "g++", "clang++"])]
-INITIALIZERS = "-Wno-missing-field-initializers"  # {sizeof(T)} leaves the rest zero, which -Wextra remarks on
 
 
 def compile_text(compiler, language, options, text):
@@ -54,9 +53,8 @@ def main():
             broken = compile_text(path, language, [standard], alone("missing.h"))
             tree.expect_complaint(broken, "a missing header")
             for header in headers:
-                for options, text in (([standard], alone(header)),
-                                      ([standard, INITIALIZERS], literals(header, language))):
-                    said = compile_text(path, language, options, text)
+                for text in (alone(header), literals(header, language)):
+                    said = compile_text(path, language, [standard], text)
                     problems += [f"{header}, {name}, {compiler}:\n{said}"] if said else []
                     compiled += 1
     tree.finish(problems, f"{len(headers)} public headers, {compiled} compilations")

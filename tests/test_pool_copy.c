@@ -218,6 +218,16 @@ static void test_nothing_to_copy(void **state)
     empty_pool(&p);
 }
 
+static void run_copier(const filled_pool *p, kvl_pool_copier *copier, const kvl_pool_copies *copies)
+{
+    kvl_chain chain;
+    cl_event event;
+    ASSERT_OK(kvl_chain_begin(&chain, p->owner, p->commands, 0, NULL, &event));
+    ASSERT_OK(kvl_chain_end(&chain, kvl_pool_copier_chain(copier, copies, &chain)));
+    assert_int_equal(clWaitForEvents(1, &event), CL_SUCCESS);
+    clReleaseEvent(event);
+}
+
 /* A step's copier: pairs on the device, found behind other data. */
 static void test_copier(void **state)
 {
@@ -228,17 +238,46 @@ static void test_copier(void **state)
     ASSERT_OK(kvl_pool_copier_create(p.pool, &copier));
     const int32_t meta[] = {-1, -1, -1, 4, 9, 22, 1, -1};
     cl_mem pairs = make_buffer(sizeof meta, meta);
-    cl_event event;
-    ASSERT_OK(kvl_pool_copier_run(copier, pairs, 3, 2, p.commands, 0, NULL, &event));
+    run_copier(&p, copier, &(kvl_pool_copies){p.pool, p.pool, pairs, 3, 2});
     clReleaseMemObject(pairs);
-    assert_int_equal(clWaitForEvents(1, &event), CL_SUCCESS);
-    clReleaseEvent(event);
     expect_copies(&p, (const int32_t[]){4, 22}, (const int32_t[]){9, 1}, 2);
     check_pool(&p);
     kvl_pool_copier_destroy(&copier);
     assert_null(copier);
     kvl_pool_copier_destroy(&copier);
     empty_pool(&p);
+}
+
+/* Blocks go to host memory and come back to other places; what neither copy names stays. */
+static void test_host_pool(void **state)
+{
+    (void)state;
+    enum { HOST_BLOCKS = 5 };
+    for (int i = 0; i < COUNT(cases); i++) {
+        filled_pool p;
+        fill_pool(&p, device, &cases[i]);
+        kvleaf_pool *host;
+        kvl_pool_copier *copier;
+        ASSERT_OK(kvl_pool_create_host(p.pool, HOST_BLOCKS, &host));
+        ASSERT_OK(kvl_pool_copier_create(p.pool, &copier));
+        cl_mem_flags flags = 0;
+        clGetMemObjectInfo(host->memory[0], CL_MEM_FLAGS, sizeof flags, &flags, NULL);
+        assert_true(flags & CL_MEM_ALLOC_HOST_PTR);
+        const int32_t out[] = {3, 4, 22, 0, 7, 1}, back[] = {0, 9, 4, 10, 1, 22};
+        cl_mem pairs[2];
+        ASSERT_OK(kvl_pool_pairs(device, out, 3, &pairs[0]));
+        ASSERT_OK(kvl_pool_pairs(device, back, 3, &pairs[1]));
+        run_copier(&p, copier, &(kvl_pool_copies){p.pool, host, pairs[0], 0, 3});
+        check_pool(&p);
+        run_copier(&p, copier, &(kvl_pool_copies){host, p.pool, pairs[1], 0, 3});
+        expect_copies(&p, (const int32_t[]){22, 3, 7}, (const int32_t[]){9, 10, 22}, 3);
+        check_pool(&p);
+        for (int side = 0; side < 2; side++)
+            clReleaseMemObject(pairs[side]);
+        kvl_pool_copier_destroy(&copier);
+        kvleaf_pool_destroy(&host);
+        empty_pool(&p);
+    }
 }
 
 static void test_refusals(void **state)
@@ -321,7 +360,7 @@ static void test_each_call_fails(void **state)
             assert_int_equal(event != NULL, status == KVLEAF_OK);
             assert_int_equal(shim_balance(), balance + (status == KVLEAF_OK));
         } while (status);
-        assert_in_range(at, 1 + LAYERS * 7 + 1, 100); /* six arguments and a launch a layer, and a buffer */
+        assert_in_range(at, 1 + LAYERS * 9 + 1, 100); /* eight arguments and a launch a layer, and a buffer */
         assert_int_equal(clWaitForEvents(1, &event), CL_SUCCESS);
         shim_table()->ReleaseEvent(event);
         assert_int_equal(clFinish(commands), CL_SUCCESS);
@@ -379,9 +418,11 @@ static void test_far_blocks(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_every_variant),   cmocka_unit_test(test_best_variant), cmocka_unit_test(test_order),
-        cmocka_unit_test(test_nothing_to_copy), cmocka_unit_test(test_copier),       cmocka_unit_test(test_refusals),
-        cmocka_unit_test(test_each_call_fails), cmocka_unit_test(test_far_blocks),
+        cmocka_unit_test(test_every_variant), cmocka_unit_test(test_best_variant),
+        cmocka_unit_test(test_order),         cmocka_unit_test(test_nothing_to_copy),
+        cmocka_unit_test(test_copier),        cmocka_unit_test(test_host_pool),
+        cmocka_unit_test(test_refusals),      cmocka_unit_test(test_each_call_fails),
+        cmocka_unit_test(test_far_blocks),
     };
     return cmocka_run_group_tests_name("block copies", tests, open_device, close_device);
 }

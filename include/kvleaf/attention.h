@@ -46,7 +46,7 @@ typedef struct kvleaf_kv_view {
     int32_t num_blocks;     /* paged: blocks in the buffers */
 } kvleaf_kv_view;
 
-#define KVLEAF_KV_VIEW_INIT { sizeof(kvleaf_kv_view) }
+#define KVLEAF_KV_VIEW_INIT KVLEAF_INIT(kvleaf_kv_view)
 
 /* Which kernel family computes a sequence's rows. Within one family results are bit for bit independent of the
  * batch. */
@@ -95,7 +95,7 @@ typedef struct kvleaf_attention_params {
     kvleaf_sharing sharing;
 } kvleaf_attention_params;
 
-#define KVLEAF_ATTENTION_PARAMS_INIT { sizeof(kvleaf_attention_params) }
+#define KVLEAF_ATTENTION_PARAMS_INIT KVLEAF_INIT(kvleaf_attention_params)
 #ifndef __cplusplus
 #define kvleaf_attention_params(...) \
     (&(kvleaf_attention_params){ .struct_size = sizeof(kvleaf_attention_params), __VA_ARGS__ })
@@ -123,7 +123,7 @@ typedef struct kvleaf_batch {
     uint64_t device_seq_lens_k_offset;  /* bytes */
 } kvleaf_batch;
 
-#define KVLEAF_BATCH_INIT { sizeof(kvleaf_batch) }
+#define KVLEAF_BATCH_INIT KVLEAF_INIT(kvleaf_batch)
 
 /* Device and host bytes an attention object of these params takes. INVALID, UNSUPPORTED as create. */
 KVLEAF_API kvleaf_status kvleaf_attention_size(const kvleaf_device *device, const kvleaf_attention_params *params,

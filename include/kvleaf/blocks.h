@@ -33,7 +33,7 @@ typedef struct kvleaf_blocks_params {
     kvleaf_allocator allocator;
 } kvleaf_blocks_params;
 
-#define KVLEAF_BLOCKS_PARAMS_INIT { sizeof(kvleaf_blocks_params) }
+#define KVLEAF_BLOCKS_PARAMS_INIT KVLEAF_INIT(kvleaf_blocks_params)
 #ifndef __cplusplus
 #define kvleaf_blocks_params(...) \
     (&(kvleaf_blocks_params){ .struct_size = sizeof(kvleaf_blocks_params), __VA_ARGS__ })

@@ -46,7 +46,7 @@ typedef struct kvleaf_cache_params {
     int32_t free_count;
 } kvleaf_cache_params;
 
-#define KVLEAF_CACHE_PARAMS_INIT { sizeof(kvleaf_cache_params) }
+#define KVLEAF_CACHE_PARAMS_INIT KVLEAF_INIT(kvleaf_cache_params)
 #ifndef __cplusplus
 #define kvleaf_cache_params(...) \
     (&(kvleaf_cache_params){ .struct_size = sizeof(kvleaf_cache_params), __VA_ARGS__ })
@@ -61,7 +61,7 @@ typedef struct kvleaf_plan_params {
     int32_t steps_in_flight;         /* 0 = 2 */
 } kvleaf_plan_params;
 
-#define KVLEAF_PLAN_PARAMS_INIT { sizeof(kvleaf_plan_params) }
+#define KVLEAF_PLAN_PARAMS_INIT KVLEAF_INIT(kvleaf_plan_params)
 #ifndef __cplusplus
 #define kvleaf_plan_params(...) \
     (&(kvleaf_plan_params){ .struct_size = sizeof(kvleaf_plan_params), __VA_ARGS__ })

@@ -120,7 +120,7 @@ typedef struct kvleaf_device_params {
     uint32_t deny_undocumented;     /* 1 = no variant that relies on undocumented driver behaviour */
 } kvleaf_device_params;
 
-#define KVLEAF_DEVICE_PARAMS_INIT { sizeof(kvleaf_device_params) }
+#define KVLEAF_DEVICE_PARAMS_INIT KVLEAF_INIT(kvleaf_device_params)
 #ifndef __cplusplus
 #define kvleaf_device_params(...) \
     (&(kvleaf_device_params){ .struct_size = sizeof(kvleaf_device_params), __VA_ARGS__ })
@@ -178,7 +178,7 @@ typedef struct kvleaf_exec {
     cl_event *event_out;         /* NULL, or receives an event the caller releases */
 } kvleaf_exec;
 
-#define KVLEAF_EXEC_INIT { sizeof(kvleaf_exec) }
+#define KVLEAF_EXEC_INIT KVLEAF_INIT(kvleaf_exec)
 
 #ifdef __cplusplus
 }

@@ -30,7 +30,7 @@ typedef struct kvleaf_pool_params {
                                 least kvleaf_pool_size's layer_bytes long; NULL = the pool allocates */
 } kvleaf_pool_params;
 
-#define KVLEAF_POOL_PARAMS_INIT { sizeof(kvleaf_pool_params) }
+#define KVLEAF_POOL_PARAMS_INIT KVLEAF_INIT(kvleaf_pool_params)
 #ifndef __cplusplus
 #define kvleaf_pool_params(...) \
     (&(kvleaf_pool_params){ .struct_size = sizeof(kvleaf_pool_params), __VA_ARGS__ })

@@ -17,6 +17,19 @@
 #define KVLEAF_API
 #endif
 
+/* What a params struct starts as: struct_size set, the rest zero. The KVLEAF_..._INIT of each are made of it. */
+#ifdef __cplusplus
+template <typename params_type> inline params_type kvleaf_init()
+{
+    params_type params = params_type();
+    params.struct_size = static_cast<uint32_t>(sizeof(params_type));
+    return params;
+}
+#define KVLEAF_INIT(type) kvleaf_init<type>()
+#else
+#define KVLEAF_INIT(type) { .struct_size = sizeof(type) }
+#endif
+
 #define KVLEAF_VERSION_MAJOR 0
 #define KVLEAF_VERSION_MINOR 1
 #define KVLEAF_VERSION_PATCH 0

@@ -77,7 +77,7 @@ typedef struct kvl_step {
  * failure the slot is free again and the engine has no step. TOO_SMALL names the capacity. */
 kvleaf_status kvl_engine_submit(kvl_engine *engine, const kvl_step *step, kvl_chain *chain);
 
-/* Where the step's block copies lie on the device, for kvl_pool_copier_run. */
+/* Where the step's block copies lie on the device, for kvl_pool_copier_chain. */
 cl_mem kvl_engine_meta(const kvl_engine *engine);
 int32_t kvl_engine_copies_at(const kvl_engine *engine);
 

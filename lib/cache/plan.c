@@ -286,9 +286,15 @@ static kvleaf_status enqueue(kvleaf_plan *plan, int32_t num_copies, const kvleaf
     if (status)
         return status;
     status = kvl_engine_submit(plan->engine, &step, &call.chain);
-    if (!status && num_copies > 0)
-        status = kvl_pool_copier_chain(plan->copier, kvl_engine_meta(plan->engine), kvl_engine_copies_at(plan->engine),
-                                       num_copies, &call.chain);
+    const kvl_pool_copies copies = {
+        .from = cache->pool,
+        .to = cache->pool,
+        .pairs = kvl_engine_meta(plan->engine),
+        .first_int = kvl_engine_copies_at(plan->engine),
+        .count = num_copies,
+    };
+    if (!status)
+        status = kvl_pool_copier_chain(plan->copier, &copies, &call.chain);
     return kvl_tail_end(&call, status);
 }
 

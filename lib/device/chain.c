@@ -85,6 +85,30 @@ kvleaf_status kvl_chain_write(kvl_chain *chain, cl_mem buffer, size_t offset, si
     return KVLEAF_OK;
 }
 
+kvleaf_status kvl_chain_read(kvl_chain *chain, cl_mem buffer, size_t offset, size_t size, void *data)
+{
+    cl_event event;
+    cl_event *out = wanted(chain, false, &event);
+    cl_int error = chain->device->cl->EnqueueReadBuffer(chain->queue, buffer, CL_TRUE, offset, size, data,
+                                                        chain->num_wait, chain->wait_list, out);
+    if (error)
+        return kvl_fail_opencl("clEnqueueReadBuffer", error);
+    advance(chain, event, false);
+    return KVLEAF_OK;
+}
+
+kvleaf_status kvl_chain_write_now(kvl_chain *chain, cl_mem buffer, size_t offset, size_t size, const void *data)
+{
+    cl_event event;
+    cl_event *out = wanted(chain, false, &event);
+    cl_int error = chain->device->cl->EnqueueWriteBuffer(chain->queue, buffer, CL_TRUE, offset, size, data,
+                                                         chain->num_wait, chain->wait_list, out);
+    if (error)
+        return kvl_fail_opencl("clEnqueueWriteBuffer", error);
+    advance(chain, event, false);
+    return KVLEAF_OK;
+}
+
 kvleaf_status kvl_chain_end(kvl_chain *chain, kvleaf_status status)
 {
     const kvleaf_opencl *cl = chain->device->cl;

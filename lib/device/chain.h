@@ -32,6 +32,10 @@ kvleaf_status kvl_chain_kernel(kvl_chain *chain, cl_kernel kernel, cl_uint dimen
 kvleaf_status kvl_chain_write(kvl_chain *chain, cl_mem buffer, size_t offset, size_t size, const void *data,
                               cl_event *done);
 
+/* A read, and a write, that block until they and all before them are done. */
+kvleaf_status kvl_chain_read(kvl_chain *chain, cl_mem buffer, size_t offset, size_t size, void *data);
+kvleaf_status kvl_chain_write_now(kvl_chain *chain, cl_mem buffer, size_t offset, size_t size, const void *data);
+
 /* Ends the chain, also after a failure: gives the event if that is still owed (a marker), releases what was kept.
  * Returns `status`, or the marker's failure where status was OK. */
 kvleaf_status kvl_chain_end(kvl_chain *chain, kvleaf_status status);

@@ -5,8 +5,9 @@
 #include "pool/pool.h"
 
 struct kvl_pool_copier {
-    kvleaf_pool *pool;
+    kvleaf_device *device;
     cl_kernel kernel;
+    uint64_t block_bytes;
     size_t pieces; /* work-groups that share a block */
     size_t work_group;
 };
@@ -57,7 +58,7 @@ static const kvl_variant variants[] = {
 /* Bytes a work-item moves: enough to pay for its start. */
 enum { CPU_ITEM_BYTES = 16384, PORTABLE_ITEM_BYTES = 64 };
 
-kvleaf_status kvl_pool_copier_create(kvleaf_pool *pool, kvl_pool_copier **out)
+kvleaf_status kvl_pool_copier_create(const kvleaf_pool *pool, kvl_pool_copier **out)
 {
     kvleaf_device *device = pool->device;
     const kvleaf_pool_params *p = &pool->params;
@@ -79,7 +80,8 @@ kvleaf_status kvl_pool_copier_create(kvleaf_pool *pool, kvl_pool_copier **out)
     kvl_pool_copier *copier = kvl_alloc(&device->allocator, 1, sizeof *copier);
     if (!copier)
         return kvl_fail_memory(sizeof *copier);
-    copier->pool = pool;
+    copier->device = device;
+    copier->block_bytes = pool->block_bytes;
     copier->work_group = (size_t)chosen.work_group;
     bool scalar = chosen.variant->work_group == 1; /* a work-item a work-group, as CPUs like it */
     uint64_t piece = scalar ? CPU_ITEM_BYTES : (uint64_t)PORTABLE_ITEM_BYTES * copier->work_group;
@@ -99,51 +101,50 @@ void kvl_pool_copier_destroy(kvl_pool_copier **copier)
 {
     if (!copier || !*copier)
         return;
-    kvleaf_device *device = (*copier)->pool->device;
+    kvleaf_device *device = (*copier)->device;
     device->cl->ReleaseKernel((*copier)->kernel);
     kvl_free(&device->allocator, *copier);
     *copier = NULL;
 }
 
-static kvleaf_status copy_layer(kvl_pool_copier *copier, kvl_chain *chain, cl_mem pairs, cl_int first_int, cl_int count,
-                                int32_t layer)
+static kvleaf_status copy_layer(kvl_pool_copier *copier, const kvl_pool_copies *copies, size_t layer, kvl_chain *chain)
 {
-    kvleaf_pool *pool = copier->pool;
-    cl_ulong block_bytes = pool->block_bytes;
+    cl_int first_int = copies->first_int, count = copies->count;
+    cl_ulong block_bytes = copier->block_bytes;
     const kvl_arg args[] = {
-        KVL_ARG(pool->memory[2 * (size_t)layer]),
-        KVL_ARG(pool->memory[2 * (size_t)layer + 1]),
-        KVL_ARG(pairs),
+        KVL_ARG(copies->from->memory[2 * layer]),
+        KVL_ARG(copies->from->memory[2 * layer + 1]),
+        KVL_ARG(copies->to->memory[2 * layer]),
+        KVL_ARG(copies->to->memory[2 * layer + 1]),
+        KVL_ARG(copies->pairs),
         KVL_ARG(first_int),
         KVL_ARG(count),
         KVL_ARG(block_bytes),
     };
-    kvleaf_status status = kvl_kernel_args(pool->device, copier->kernel, args, (int)(sizeof args / sizeof *args));
+    kvleaf_status status = kvl_kernel_args(chain->device, copier->kernel, args, (int)(sizeof args / sizeof *args));
     if (status)
         return status;
     size_t global[3] = {copier->pieces * copier->work_group, (size_t)count, 2};
     size_t local[3] = {copier->work_group, 1, 1};
-    return kvl_chain_kernel(chain, copier->kernel, 3, global, local, layer == pool->params.num_layers - 1);
+    return kvl_chain_kernel(chain, copier->kernel, 3, global, local, false);
 }
 
-kvleaf_status kvl_pool_copier_chain(kvl_pool_copier *copier, cl_mem pairs, int32_t first_int, int32_t count,
-                                    kvl_chain *chain)
+kvleaf_status kvl_pool_copier_chain(kvl_pool_copier *copier, const kvl_pool_copies *copies, kvl_chain *chain)
 {
     kvleaf_status status = KVLEAF_OK;
-    for (int32_t layer = 0; !status && count > 0 && layer < copier->pool->params.num_layers; layer++)
-        status = copy_layer(copier, chain, pairs, first_int, count, layer);
+    size_t layers = (size_t)copies->from->params.num_layers;
+    for (size_t layer = 0; !status && copies->count > 0 && layer < layers; layer++)
+        status = copy_layer(copier, copies, layer, chain);
     return status;
 }
 
-kvleaf_status kvl_pool_copier_run(kvl_pool_copier *copier, cl_mem pairs, int32_t first_int, int32_t count,
-                                  cl_command_queue queue, cl_uint num_wait, const cl_event *wait_list,
-                                  cl_event *event_out)
+kvleaf_status kvl_pool_pairs(kvleaf_device *device, const int32_t *pairs, int32_t count, cl_mem *out)
 {
-    kvl_chain chain;
-    kvleaf_status status = kvl_chain_begin(&chain, copier->pool->device, queue, num_wait, wait_list, event_out);
-    if (status)
-        return status;
-    return kvl_chain_end(&chain, kvl_pool_copier_chain(copier, pairs, first_int, count, &chain));
+    cl_int error = CL_SUCCESS;
+    size_t bytes = 2 * (size_t)count * sizeof *pairs;
+    *out = device->cl->CreateBuffer(device->context, CL_MEM_READ_ONLY | CL_MEM_COPY_HOST_PTR, bytes,
+                                    (void *)(uintptr_t)pairs, &error);
+    return *out ? KVLEAF_OK : kvl_fail_opencl("clCreateBuffer", error);
 }
 
 enum { MARK_SOURCE = 1, MARK_DESTINATION = 2 };
@@ -178,23 +179,16 @@ static kvleaf_status pair_up(kvleaf_pool *pool, const int32_t *src, const int32_
     return status;
 }
 
-/* The pairs in a device buffer: copied as it is made, so that nothing of the caller's is read later and nothing blocks.
- */
 static kvleaf_status upload_pairs(kvleaf_pool *pool, const int32_t *src, const int32_t *dst, int32_t count, cl_mem *out)
 {
-    kvleaf_device *device = pool->device;
-    size_t bytes = 2 * (size_t)count * sizeof(int32_t);
-    int32_t *pairs = kvl_alloc(&device->allocator, 2 * (size_t)count, sizeof *pairs);
+    const kvleaf_allocator *allocator = &pool->device->allocator;
+    int32_t *pairs = kvl_alloc(allocator, 2 * (size_t)count, sizeof *pairs);
     if (!pairs)
-        return kvl_fail_memory(bytes);
+        return kvl_fail_memory(2 * (size_t)count * sizeof *pairs);
     kvleaf_status status = pair_up(pool, src, dst, count, pairs);
-    if (!status) {
-        cl_int error = CL_SUCCESS;
-        *out = device->cl->CreateBuffer(device->context, CL_MEM_READ_ONLY | CL_MEM_COPY_HOST_PTR, bytes, pairs, &error);
-        if (!*out)
-            status = kvl_fail_opencl("clCreateBuffer", error);
-    }
-    kvl_free(&device->allocator, pairs);
+    if (!status)
+        status = kvl_pool_pairs(pool->device, pairs, count, out);
+    kvl_free(allocator, pairs);
     return status;
 }
 
@@ -217,8 +211,12 @@ kvleaf_status kvleaf_pool_copy_blocks(kvleaf_pool *pool, const int32_t *src, con
         status = upload_pairs(pool, src, dst, count, &pairs);
     if (status)
         return status;
-    status = kvl_pool_copier_run(pool->copier, pairs, 0, count, exec->queue, exec->num_wait, exec->wait_list,
-                                 exec->event_out);
+    kvl_chain chain;
+    status = kvl_chain_begin(&chain, pool->device, exec->queue, exec->num_wait, exec->wait_list, exec->event_out);
+    if (!status) {
+        const kvl_pool_copies copies = {.from = pool, .to = pool, .pairs = pairs, .count = count};
+        status = kvl_chain_end(&chain, kvl_pool_copier_chain(pool->copier, &copies, &chain));
+    }
     if (pairs)
         pool->device->cl->ReleaseMemObject(pairs); /* the enqueued launches keep it */
     return status;
