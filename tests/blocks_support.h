@@ -66,7 +66,7 @@ static inline void assert_lengths(const kvleaf_blocks *blocks, kvleaf_seq seq, i
 static inline int32_t entry_of(const kvleaf_blocks *blocks, kvleaf_seq seq, int32_t index)
 {
     int32_t count = 0, table[256];
-    assert_ok(kvleaf_blocks_seq_table(blocks, seq, table, 256, &count));
+    assert_ok(kvleaf_blocks_seq_table(blocks, seq, 0, table, 256, &count));
     assert_in_range(index, 0, count - 1);
     return table[index];
 }
@@ -74,7 +74,7 @@ static inline int32_t entry_of(const kvleaf_blocks *blocks, kvleaf_seq seq, int3
 static inline void assert_table(const kvleaf_blocks *blocks, kvleaf_seq seq, const int32_t *expected, int32_t count)
 {
     int32_t table[256], got = -1;
-    assert_ok(kvleaf_blocks_seq_table(blocks, seq, table, 256, &got));
+    assert_ok(kvleaf_blocks_seq_table(blocks, seq, 0, table, 256, &got));
     assert_int_equal(got, count);
     for (int32_t i = 0; i < count; i++)
         assert_int_equal(table[i], expected[i]);
@@ -84,14 +84,15 @@ static inline int32_t pending(const kvleaf_blocks *blocks, const kvleaf_block_co
 {
     const kvleaf_block_copy *list;
     int32_t count = -1;
-    assert_ok(kvleaf_blocks_copies(blocks, copies ? copies : &list, &count));
+    assert_ok(kvleaf_blocks_copies(blocks, 0, copies ? copies : &list, &count));
     return count;
 }
 
 /* Makes all pending copies count as made. */
 static inline void make_copies(kvleaf_blocks *blocks)
 {
-    assert_ok(kvleaf_blocks_copies_done(blocks, pending(blocks, NULL)));
+    for (int32_t i = 0; i < blocks->num_groups; i++)
+        assert_ok(kvleaf_blocks_copies_done(blocks, i, blocks->groups[i].num_copies));
 }
 
 /* Computes everything that is extended: a whole step of one sequence. */
@@ -141,60 +142,67 @@ static inline int32_t walk_free_list(const kvl_free_list *list, int32_t num_bloc
     return count;
 }
 
-/* What the parts of a manager must say of each other at all times. `withheld` blocks were left out of free_order. */
-static inline void check_blocks(const kvleaf_blocks *blocks, int32_t withheld)
+/* What a group's blocks should say, counted from the sequences and the pending copies. */
+typedef struct expected_block {
+    int32_t references, pins, tokens, fills;
+    bool listed;
+} expected_block;
+
+static inline void expect_from_sequences(const kvleaf_blocks *blocks, int32_t group, expected_block *expected)
 {
-    int32_t n = blocks->num_blocks, live = 0, used = 0, pinned = 0, outside = 0;
-    int32_t *references = calloc((size_t)n, sizeof *references), *pins = calloc((size_t)n, sizeof *pins);
-    int32_t *tokens = calloc((size_t)n, sizeof *tokens), *fills = calloc((size_t)n, sizeof *fills);
-    bool *listed = calloc((size_t)n, sizeof *listed);
-    int64_t total_tokens = 0, wasted = 0;
     for (int32_t i = 0; i < blocks->max_sequences; i++) {
         const kvl_sequence *sequence = &blocks->sequences[i];
-        if (sequence->next_unused != KVL_UNLISTED)
-            continue;
-        live++;
-        total_tokens += sequence->extended;
-        assert_true(0 <= sequence->committed && sequence->committed <= sequence->planned &&
-                    sequence->planned <= sequence->extended);
-        assert_int_equal(sequence->count, (sequence->extended + blocks->block_size - 1) / blocks->block_size);
-        for (int32_t j = 0; j < sequence->count; j++) {
-            int32_t id = sequence->table[j];
-            assert_in_range(id, 0, n - 1);
-            references[id]++;
+        const int32_t *table = kvl_sequence_table(sequence, group);
+        for (int32_t j = 0; sequence->next_unused == KVL_UNLISTED && j < sequence->count; j++) {
+            assert_in_range(table[j], 0, blocks->groups[group].num_blocks - 1);
+            expected_block *at = &expected[table[j]];
             int64_t here = sequence->extended - (int64_t)j * blocks->block_size;
             here = here > blocks->block_size ? blocks->block_size : here;
-            tokens[id] = here > tokens[id] ? (int32_t)here : tokens[id];
+            at->tokens = here > at->tokens ? (int32_t)here : at->tokens;
+            at->references++;
             for (int32_t k = 0; k < j; k++)
-                assert_int_not_equal(sequence->table[k], id);
+                assert_int_not_equal(table[k], table[j]);
         }
     }
-    for (int32_t i = 0; i < blocks->num_copies; i++) {
-        pins[blocks->copies[i].src]++;
-        fills[blocks->copies[i].dst]++;
-        assert_int_equal(blocks->blocks[blocks->copies[i].dst].copy, i);
+}
+
+/* `withheld` blocks were left out of free_order. */
+static inline void check_group(const kvleaf_blocks *blocks, int32_t number, int32_t withheld)
+{
+    const kvl_group *group = &blocks->groups[number];
+    int32_t n = group->num_blocks, used = 0, pinned = 0, outside = 0;
+    int64_t wasted = 0;
+    expected_block *expected = calloc((size_t)n, sizeof *expected);
+    bool *listed = calloc((size_t)n, sizeof *listed);
+    expect_from_sequences(blocks, number, expected);
+    for (int32_t i = 0; i < group->num_copies; i++) {
+        expected[group->copies[i].src].pins++;
+        expected[group->copies[i].dst].fills++;
+        assert_int_equal(group->blocks[group->copies[i].dst].copy, i);
     }
-    int32_t available = walk_free_list(&blocks->free, n, listed);
+    int32_t available = walk_free_list(&group->free, n, listed);
     for (int32_t i = 0; i < n; i++) {
-        const kvl_block *block = &blocks->blocks[i];
-        assert_int_equal(block->references, references[i]);
-        assert_int_equal(kvleaf_blocks_refcount(blocks, i), references[i]);
-        assert_int_equal(block->pins, pins[i]);
-        assert_int_equal(fills[i], block->copy != KVL_NO_COPY);
-        assert_true(pins[i] == 0 || fills[i] == 0);
-        assert_true(fills[i] == 0 || references[i] > 0);
+        const kvl_block *block = &group->blocks[i];
+        const expected_block *e = &expected[i];
+        assert_int_equal(block->references, e->references);
+        assert_int_equal(kvleaf_blocks_refcount(blocks, number, i), e->references);
+        assert_int_equal(block->pins, e->pins);
+        assert_int_equal(e->fills, block->copy != KVL_NO_COPY);
+        assert_true(e->pins == 0 || e->fills == 0);
+        assert_true(e->fills == 0 || e->references > 0);
         assert_int_equal(block->tails, 0);
         assert_int_equal(block->tail_tokens, 0);
         if (listed[i]) {
-            assert_true(references[i] == 0 && pins[i] == 0);
+            assert_true(e->references == 0 && e->pins == 0);
             continue;
         }
         used++;
-        pinned += references[i] == 0 && pins[i] > 0;
-        outside += references[i] == 0 && pins[i] == 0;
-        wasted += references[i] || pins[i] ? blocks->block_size - tokens[i] : 0;
+        pinned += e->references == 0 && e->pins > 0;
+        outside += e->references == 0 && e->pins == 0;
+        wasted += e->references || e->pins ? blocks->block_size - e->tokens : 0;
     }
-    kvleaf_blocks_stats stats = stats_of(blocks);
+    kvleaf_blocks_stats stats = {.struct_size = sizeof stats};
+    assert_ok(kvleaf_blocks_query_group(blocks, number, &stats));
     assert_int_equal(outside, withheld);
     assert_int_equal(stats.total, n);
     assert_int_equal(stats.used, used);
@@ -202,14 +210,50 @@ static inline void check_blocks(const kvleaf_blocks *blocks, int32_t withheld)
     assert_int_equal(stats.cached, 0);
     assert_int_equal(stats.total, stats.used + stats.cached + stats.free);
     assert_int_equal(stats.pinned, pinned);
-    assert_int_equal(stats.sequences, live);
-    assert_int_equal(stats.tokens, total_tokens);
     assert_int_equal(stats.slots_wasted, wasted);
-    free(references);
-    free(pins);
-    free(tokens);
-    free(fills);
+    free(expected);
     free(listed);
+}
+
+/* What the parts of a manager must say of each other at all times. `withheld` blocks were left out of free_order. */
+static inline void check_blocks(const kvleaf_blocks *blocks, int32_t withheld)
+{
+    int32_t live = 0;
+    int64_t tokens = 0;
+    for (int32_t i = 0; i < blocks->max_sequences; i++) {
+        const kvl_sequence *sequence = &blocks->sequences[i];
+        if (sequence->next_unused != KVL_UNLISTED)
+            continue;
+        live++;
+        tokens += sequence->extended;
+        assert_true(0 <= sequence->committed && sequence->committed <= sequence->planned &&
+                    sequence->planned <= sequence->extended);
+        assert_int_equal(sequence->count, (sequence->extended + blocks->block_size - 1) / blocks->block_size);
+    }
+    kvleaf_blocks_stats all = stats_of(blocks), sum = {.struct_size = sizeof sum};
+    for (int32_t i = 0; i < blocks->num_groups; i++) {
+        kvleaf_blocks_stats part = {.struct_size = sizeof part};
+        check_group(blocks, i, withheld);
+        assert_ok(kvleaf_blocks_query_group(blocks, i, &part));
+        sum.total += part.total;
+        sum.used += part.used;
+        sum.cached += part.cached;
+        sum.free += part.free;
+        sum.pinned += part.pinned;
+        sum.slots_wasted += part.slots_wasted;
+        sum.copies += part.copies;
+        assert_int_equal(part.sequences, live);
+        assert_int_equal(part.tokens, tokens);
+    }
+    assert_int_equal(all.total, sum.total);
+    assert_int_equal(all.used, sum.used);
+    assert_int_equal(all.cached, sum.cached);
+    assert_int_equal(all.free, sum.free);
+    assert_int_equal(all.pinned, sum.pinned);
+    assert_int_equal(all.slots_wasted, sum.slots_wasted);
+    assert_int_equal(all.copies, sum.copies);
+    assert_int_equal(all.sequences, live);
+    assert_int_equal(all.tokens, tokens);
 }
 
 #endif

@@ -33,16 +33,16 @@ static void test_two_forks(void **state)
     kvleaf_seq parent = make_seq(blocks, 6);
     kvleaf_seq first = fork_seq(blocks, parent, 6), second = fork_seq(blocks, parent, 6);
     assert_int_equal(stats_of(blocks).used, 2); /* no block was taken */
-    assert_int_equal(kvleaf_blocks_refcount(blocks, 0), 3);
-    assert_int_equal(kvleaf_blocks_refcount(blocks, 1), 3);
+    assert_int_equal(kvleaf_blocks_refcount(blocks, 0, 0), 3);
+    assert_int_equal(kvleaf_blocks_refcount(blocks, 0, 1), 3);
     assert_ok(extend(blocks, first, 1));
     assert_ok(extend(blocks, second, 1));
     assert_table(blocks, parent, (int32_t[]){0, 1}, 2);
     assert_table(blocks, first, (int32_t[]){0, 2}, 2);
     assert_table(blocks, second, (int32_t[]){0, 3}, 2);
     assert_copies(blocks, {1, 2}, {1, 3});
-    assert_int_equal(kvleaf_blocks_refcount(blocks, 0), 3);
-    assert_int_equal(kvleaf_blocks_refcount(blocks, 1), 1);
+    assert_int_equal(kvleaf_blocks_refcount(blocks, 0, 0), 3);
+    assert_int_equal(kvleaf_blocks_refcount(blocks, 0, 1), 1);
     assert_int_equal(info_of(blocks, first).blocks_unique, 1);
     assert_int_equal(info_of(blocks, first).blocks_shared, 1);
     make_copies(blocks);
@@ -132,13 +132,13 @@ static void test_write_into_pinned_source(void **state)
     assert_ok(extend(blocks, parent, 1)); /* slot 1 of block 1 is still to be copied */
     assert_copies(blocks, {1, 2}, {1, 3});
     assert_table(blocks, parent, (int32_t[]){0, 3}, 2);
-    assert_int_equal(kvleaf_blocks_refcount(blocks, 1), 0);
+    assert_int_equal(kvleaf_blocks_refcount(blocks, 0, 1), 0);
     assert_int_equal(stats_of(blocks).pinned, 1);
     assert_int_equal(stats_of(blocks).used, 4);
     make_copies(blocks);
     assert_no_copies(blocks);
     assert_int_equal(stats_of(blocks).used, 3);
-    assert_int_equal(blocks->free.last, 1);
+    assert_int_equal(blocks->groups[0].free.last, 1);
     kvleaf_blocks_destroy(&blocks);
 
     blocks = make_blocks(8, 4); /* the same once the copy was made */
@@ -177,7 +177,7 @@ static void test_no_chains(void **state)
     assert_copies(blocks, {1, 2});
     c = fork_seq(blocks, b, 6);
     d = fork_seq(blocks, c, 5);
-    assert_int_equal(kvleaf_blocks_refcount(blocks, 2), 3);
+    assert_int_equal(kvleaf_blocks_refcount(blocks, 0, 2), 3);
     assert_ok(extend(blocks, c, 1));
     assert_ok(extend(blocks, d, 5));
     assert_copies(blocks, {1, 2}, {1, 3}, {1, 4});
@@ -224,14 +224,14 @@ static void test_part_of_the_copies_done(void **state)
         assert_ok(extend(blocks, children[i], 1));
     }
     assert_copies(blocks, {1, 2}, {1, 3}, {1, 4}, {1, 5});
-    assert_status(kvleaf_blocks_copies_done(blocks, 5), KVLEAF_INVALID);
+    assert_status(kvleaf_blocks_copies_done(blocks, 0, 5), KVLEAF_INVALID);
     assert_int_equal(kvleaf_last_error()->limit, 4);
-    assert_status(kvleaf_blocks_copies_done(blocks, -1), KVLEAF_INVALID);
-    assert_ok(kvleaf_blocks_copies_done(blocks, 0));
+    assert_status(kvleaf_blocks_copies_done(blocks, 0, -1), KVLEAF_INVALID);
+    assert_ok(kvleaf_blocks_copies_done(blocks, 0, 0));
     const kvleaf_block_copy *copies;
     pending(blocks, &copies);
     kvleaf_block_copy rest[2] = {copies[2], copies[3]};
-    assert_ok(kvleaf_blocks_copies_done(blocks, 2));
+    assert_ok(kvleaf_blocks_copies_done(blocks, 0, 2));
     assert_copies(blocks, rest[0], rest[1]);
     assert_int_equal(stats_of(blocks).copies, 2);
     assert_ok(kvleaf_blocks_seq_destroy(blocks, &a));
@@ -305,7 +305,7 @@ static void test_every_order(void **state)
                 }
                 int32_t tables[3][4], counts[3];
                 for (int32_t j = i + 1; j < 3; j++)
-                    assert_ok(kvleaf_blocks_seq_table(blocks, seqs[orders[o][j]], tables[j], 4, &counts[j]));
+                    assert_ok(kvleaf_blocks_seq_table(blocks, seqs[orders[o][j]], 0, tables[j], 4, &counts[j]));
                 assert_ok(kvleaf_blocks_seq_destroy(blocks, &seqs[gone]));
                 assert_status(kvleaf_blocks_seq_destroy(blocks, &former), KVLEAF_STALE);
                 for (int32_t j = i + 1; j < 3; j++) {

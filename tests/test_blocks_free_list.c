@@ -97,19 +97,21 @@ static void test_released_twice(void **state)
         {{0, 1, 8}, 3},    {{2, 1, -1}, 3}, {{1, 2, 0, 2}, 4},
     };
     for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
-        assert_status(kvl_blocks_release(blocks, bad[i].ids, bad[i].count), KVLEAF_INVALID);
+        assert_status(kvl_group_check_release(&blocks->groups[0], bad[i].ids, bad[i].count), KVLEAF_INVALID);
         assert_string_equal(kvleaf_last_error()->field, "block");
         check_blocks(blocks, 0);
-        assert_int_equal(blocks->free.first, 3);
+        assert_int_equal(blocks->groups[0].free.first, 3);
     }
     /* What a sequence may drop at once: each id as often as it is held. */
-    assert_ok(kvl_blocks_release(blocks, (int32_t[]){0, 0, 1, 1, 2}, 5));
+    const int32_t all[] = {0, 0, 1, 1, 2};
+    assert_ok(kvl_group_check_release(&blocks->groups[0], all, 5));
+    kvl_group_release(&blocks->groups[0], all, 5);
     for (int32_t i = 0; i < 8; i++)
-        assert_int_equal(kvleaf_blocks_refcount(blocks, i), 0);
+        assert_int_equal(kvleaf_blocks_refcount(blocks, 0, i), 0);
     assert_int_equal(stats_of(blocks).free, 8);
     static const int32_t order[] = {3, 4, 5, 6, 7, 2, 1, 0};
     for (int32_t i = 0; i < 8; i++)
-        assert_int_equal(kvl_free_list_take(&blocks->free), order[i]);
+        assert_int_equal(kvl_free_list_take(&blocks->groups[0].free), order[i]);
     (void)child;
     kvleaf_blocks_destroy(&blocks);
 }
@@ -120,7 +122,7 @@ static void test_destroy_finds_double_free(void **state)
     (void)state;
     kvleaf_blocks *blocks = make_blocks(8, 4);
     kvleaf_seq seq = make_seq(blocks, 12), held = seq;
-    assert_ok(kvl_blocks_release(blocks, (int32_t[]){1}, 1));
+    kvl_group_release(&blocks->groups[0], (int32_t[]){1}, 1);
     assert_status(kvleaf_blocks_seq_destroy(blocks, &seq), KVLEAF_INVALID);
     assert_int_equal(seq, held);
     assert_status(kvleaf_blocks_seq_truncate(blocks, seq, 4), KVLEAF_INVALID);

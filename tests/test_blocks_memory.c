@@ -34,8 +34,8 @@ static void look(const kvleaf_blocks *blocks, snapshot *s)
 {
     memset(s, 0, sizeof *s);
     s->stats = stats_of(blocks);
-    memcpy(s->blocks, blocks->blocks, sizeof s->blocks);
-    s->list = blocks->free;
+    memcpy(s->blocks, blocks->groups[0].blocks, sizeof s->blocks);
+    s->list = blocks->groups[0].free;
     memcpy(s->sequences, blocks->sequences, sizeof s->sequences);
 }
 

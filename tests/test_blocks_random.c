@@ -179,7 +179,7 @@ static void run_copies(model *m, int32_t count)
         assert_int_equal(m->copies[filler(m, made.dst)].src, made.src);
         end_copy(m, filler(m, made.dst));
     }
-    assert_ok(kvleaf_blocks_copies_done(m->real, count));
+    assert_ok(kvleaf_blocks_copies_done(m->real, 0, count));
 }
 
 static void compare_sequence(const model *m, const model_sequence *s)
@@ -189,7 +189,7 @@ static void compare_sequence(const model *m, const model_sequence *s)
     assert_int_equal(info.committed, s->committed);
     assert_int_equal(info.planned, s->committed + (s->step >= 0 ? s->num_q : 0));
     assert_int_equal(info.extended, s->extended);
-    assert_ok(kvleaf_blocks_seq_table(m->real, s->handle, table, BLOCKS, &count));
+    assert_ok(kvleaf_blocks_seq_table(m->real, s->handle, 0, table, BLOCKS, &count));
     assert_int_equal(count, s->count);
     for (int32_t i = 0; i < count; i++)
         assert_int_equal(table[i], s->table[i]);
@@ -204,15 +204,15 @@ static void compare_sequence(const model *m, const model_sequence *s)
 static void compare(const model *m)
 {
     check_blocks(m->real, 0);
-    int32_t at = m->real->free.first;
-    assert_int_equal(m->real->free.count, m->num_free);
-    for (int32_t i = 0; i < m->num_free; i++, at = m->real->free.blocks[at].next)
+    int32_t at = m->real->groups[0].free.first;
+    assert_int_equal(m->real->groups[0].free.count, m->num_free);
+    for (int32_t i = 0; i < m->num_free; i++, at = m->real->groups[0].free.blocks[at].next)
         assert_int_equal(at, m->free[i]);
-    assert_int_equal(m->real->num_copies, m->num_copies);
+    assert_int_equal(m->real->groups[0].num_copies, m->num_copies);
     for (int32_t i = 0; i < m->num_copies; i++)
-        assert_true(filler(m, m->real->copies[i].dst) >= 0);
+        assert_true(filler(m, m->real->groups[0].copies[i].dst) >= 0);
     for (int32_t i = 0; i < BLOCKS; i++)
-        assert_int_equal(m->real->blocks[i].pinned_slots, m->held_slots[i]);
+        assert_int_equal(m->real->groups[0].blocks[i].pinned_slots, m->held_slots[i]);
     for (int32_t i = 0; i < SEQUENCES; i++)
         if (m->sequences[i].live)
             compare_sequence(m, &m->sequences[i]);

@@ -170,30 +170,30 @@ static void test_changed_entries(void **state)
     kvleaf_seq seq = make_seq(blocks, 9), child;
     kvl_sequence *sequence, *forked;
     assert_ok(kvl_sequence_find(blocks, seq, &sequence));
-    assert_int_equal(sequence->first_changed, 0);
-    kvl_sequence_uploaded(sequence, 3);
+    assert_int_equal(sequence->first_changed[0], 0);
+    kvl_sequence_uploaded(sequence, 0, 3);
     assert_ok(extend(blocks, seq, 3));
-    assert_int_equal(sequence->first_changed, 3);
+    assert_int_equal(sequence->first_changed[0], 3);
     assert_ok(extend(blocks, seq, 5));
-    assert_int_equal(sequence->first_changed, 3);
-    kvl_sequence_uploaded(sequence, 5);
+    assert_int_equal(sequence->first_changed[0], 3);
+    kvl_sequence_uploaded(sequence, 0, 5);
     assert_ok(kvleaf_blocks_seq_truncate(blocks, seq, 6));
     assert_ok(extend(blocks, seq, 3));
-    assert_int_equal(sequence->first_changed, 2);
+    assert_int_equal(sequence->first_changed[0], 2);
     compute(blocks, seq);
-    kvl_sequence_uploaded(sequence, 3);
+    kvl_sequence_uploaded(sequence, 0, 3);
     child = fork_seq(blocks, seq, 6);
     assert_ok(kvl_sequence_find(blocks, child, &forked));
-    assert_int_equal(forked->first_changed, 0);
-    kvl_sequence_uploaded(forked, 2);
+    assert_int_equal(forked->first_changed[0], 0);
+    kvl_sequence_uploaded(forked, 0, 2);
     assert_ok(extend(blocks, child, 1)); /* moves to a copy */
-    assert_int_equal(forked->first_changed, 1);
-    assert_int_equal(sequence->first_changed, 3);
+    assert_int_equal(forked->first_changed[0], 1);
+    assert_int_equal(sequence->first_changed[0], 3);
     assert_int_not_equal(kvl_sequence_slot(blocks, sequence), kvl_sequence_slot(blocks, forked));
     assert_ok(kvleaf_blocks_seq_destroy(blocks, &child));
     child = make_seq(blocks, 1);
     assert_ok(kvl_sequence_find(blocks, child, &forked)); /* the same slot, nothing of it uploaded */
-    assert_int_equal(forked->first_changed, 0);
+    assert_int_equal(forked->first_changed[0], 0);
     kvleaf_blocks_destroy(&blocks);
 }
 

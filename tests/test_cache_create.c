@@ -210,7 +210,7 @@ static void test_sequences(void **state)
     rig_extend(&r, seq, 40);
     ASSERT_OK(kvleaf_seq_query(r.cache, seq->seq, &info));
     assert_int_equal(info.num_blocks, 10);
-    assert_int_equal(kvleaf_blocks_refcount(kvleaf_cache_blocks(r.cache), 9), 1);
+    assert_int_equal(kvleaf_blocks_refcount(kvleaf_cache_blocks(r.cache), 0, 9), 1);
     assert_int_equal(rig_stats(&r).used, 10);
     rig_seq_end(&r, seq);
     rig_seq_end(&other, foreign);

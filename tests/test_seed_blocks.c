@@ -47,8 +47,8 @@ static void advance(kvleaf_blocks *blocks, kvleaf_seq seq, int32_t count)
 
     extend(blocks, seq, count);
     ASSERT_OK(kvleaf_blocks_step_begin(blocks, &seq, &count, 1));
-    ASSERT_OK(kvleaf_blocks_copies(blocks, &copies, &pending));
-    ASSERT_OK(kvleaf_blocks_copies_done(blocks, pending));
+    ASSERT_OK(kvleaf_blocks_copies(blocks, 0, &copies, &pending));
+    ASSERT_OK(kvleaf_blocks_copies_done(blocks, 0, pending));
     ASSERT_OK(kvleaf_blocks_step_commit(blocks, &seq, NULL, 1));
 }
 
@@ -56,7 +56,7 @@ static void assert_table(const kvleaf_blocks *blocks, kvleaf_seq seq, const int3
 {
     int32_t table[16], in_use = -1;
 
-    ASSERT_OK(kvleaf_blocks_seq_table(blocks, seq, table, 16, &in_use));
+    ASSERT_OK(kvleaf_blocks_seq_table(blocks, seq, 0, table, 16, &in_use));
     assert_int_equal(in_use, count);
     assert_memory_equal(table, expected, (size_t)count * sizeof *expected);
 }
@@ -141,19 +141,19 @@ static void doc_002_copy_on_write(void **state)
     assert_int_equal(stats_of(blocks).used, 2);
 
     extend(blocks, child, 1);
-    ASSERT_OK(kvleaf_blocks_copies(blocks, &copies, &count));
+    ASSERT_OK(kvleaf_blocks_copies(blocks, 0, &copies, &count));
     assert_int_equal(count, 1);
     assert_int_equal(copies[0].src, 1);
     assert_int_equal(copies[0].dst, 2);
     assert_table(blocks, parent, parent_table, 2);
     assert_table(blocks, child, child_table, 2);
-    assert_int_equal(kvleaf_blocks_refcount(blocks, 0), 2);
-    assert_int_equal(kvleaf_blocks_refcount(blocks, 2), 1);
+    assert_int_equal(kvleaf_blocks_refcount(blocks, 0, 0), 2);
+    assert_int_equal(kvleaf_blocks_refcount(blocks, 0, 2), 1);
 
     /* The last one to hold the block writes in place. */
-    ASSERT_OK(kvleaf_blocks_copies_done(blocks, 1));
+    ASSERT_OK(kvleaf_blocks_copies_done(blocks, 0, 1));
     extend(blocks, parent, 1);
-    ASSERT_OK(kvleaf_blocks_copies(blocks, &copies, &count));
+    ASSERT_OK(kvleaf_blocks_copies(blocks, 0, &copies, &count));
     assert_int_equal(count, 0);
     assert_table(blocks, parent, parent_table, 2);
     kvleaf_blocks_destroy(&blocks);
@@ -177,7 +177,7 @@ static void doc_002_three_samples_share_the_prompt(void **state)
     assert_int_equal(stats_of(blocks).used, 2 + 3); /* two full blocks once, a last block each */
     assert_int_equal(stats_of(blocks).copies, 2);   /* the last to write keeps the block it has */
     for (int32_t block = 0; block < 2; block++) {
-        assert_int_equal(kvleaf_blocks_refcount(blocks, block), 3);
+        assert_int_equal(kvleaf_blocks_refcount(blocks, 0, block), 3);
     }
     for (int i = 0; i < 3; i++) {
         kvleaf_seq_info info = {.struct_size = sizeof info};

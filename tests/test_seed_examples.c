@@ -571,7 +571,7 @@ static void doc_002_samples_do_not_disturb_each_other(void **state)
     ASSERT_OK(kvleaf_cache_query(m.cache, &stats));
     assert_int_equal(stats.used, 2 + 3);
     for (int32_t block = 0; block < 2; block++) {
-        assert_int_equal(kvleaf_blocks_refcount(kvleaf_cache_blocks(m.cache), block), 3);
+        assert_int_equal(kvleaf_blocks_refcount(kvleaf_cache_blocks(m.cache), 0, block), 3);
     }
     managed_close(&m);
     for (int i = 0; i < 3; i++) {

@@ -4,8 +4,8 @@
 
 /* The block manager from inside: what its own files share, and what the managed cache reads directly.
  *
- * A block is in the free list if and only if no sequence refers to it, no pending copy reads it and the application did
- * not withhold it (left it out of free_order).
+ * A block is in its group's free list if and only if no sequence refers to it, no pending copy reads it and the
+ * application did not withhold it (left it out of free_order).
  *
  * Copy-on-write. A block may be shared by sequences that have different numbers of tokens in it; whoever extends into a
  * shared one moves to a block of its own, and the copy of what it had committed is made later, by the next step. Until
@@ -18,7 +18,7 @@
 
 #include "base/base.h"
 
-enum { KVL_LIST_END = -1, KVL_UNLISTED = -2, KVL_NO_COPY = -1 };
+enum { KVL_LIST_END = -1, KVL_UNLISTED = -2, KVL_NO_COPY = -1, KVL_MAX_GROUPS = 16 };
 
 typedef struct kvl_block {
     int32_t references;         /* sequences whose table holds it */
@@ -43,34 +43,41 @@ bool kvl_free_list_give(kvl_free_list *list, int32_t block);
 /* Takes a block from wherever it is. False, and nothing is changed, where it is not listed. */
 bool kvl_free_list_remove(kvl_free_list *list, int32_t block);
 
+/* The blocks of one group. */
+typedef struct kvl_group {
+    int32_t num_blocks;
+    kvl_block *blocks;
+    kvl_free_list free;
+    int32_t used;              /* referred to, pinned, or withheld */
+    int32_t pinned;            /* of these, pinned and not referred to */
+    kvleaf_block_copy *copies; /* [max_sequences], pending: a sequence's table holds the destination of one at most */
+    int32_t num_copies;
+    uint64_t copies_done;
+} kvl_group;
+
 typedef struct kvl_sequence {
     int64_t committed, planned, extended; /* planned > committed if and only if it is in an open step */
     uint64_t user;
     uint64_t mark;  /* the last call over several sequences that named it: finds one that is named twice */
-    int32_t *table; /* [capacity], kept by the slot when its sequence is destroyed */
+    int32_t *table; /* [num_groups][capacity], kept by the slot when its sequence is destroyed */
     int32_t capacity;
-    int32_t count;         /* ceil(extended / block_size) */
-    int32_t first_changed; /* entries from here on differ from what kvl_sequence_uploaded was told of */
+    int32_t count;          /* of each group's entries: ceil(extended / block_size) */
+    int32_t *first_changed; /* [num_groups]: entries from here on differ from what kvl_sequence_uploaded was told of */
     uint32_t generation;
     int32_t next_unused; /* in the list of unused slots; KVL_UNLISTED while it is live */
 } kvl_sequence;
 
 struct kvleaf_blocks {
     kvleaf_allocator allocator;
-    int32_t num_blocks, block_size, max_sequences, max_blocks_per_seq;
+    int32_t block_size, max_sequences, max_blocks_per_seq, num_groups;
     uint64_t tag; /* the manager's own bits of its handles */
-    kvl_block *blocks;
-    kvl_free_list free;
-    int32_t used;            /* referred to, pinned, or withheld */
-    int32_t pinned;          /* of these, pinned and not referred to */
+    kvl_group groups[KVL_MAX_GROUPS];
     kvl_sequence *sequences; /* [max_sequences] */
+    int32_t *first_changed;  /* [max_sequences][num_groups]: the sequences' own */
     int32_t first_unused;    /* last in, first out, so that a warm table is used again */
     int32_t live;
     int64_t tokens;
     uint64_t mark;
-    kvleaf_block_copy *copies; /* [max_sequences], pending: a sequence's table holds the destination of one at most */
-    int32_t num_copies;
-    uint64_t copies_done;
 };
 
 /* The sequence behind a handle. INVALID: 0, or no manager. FOREIGN, STALE. */
@@ -79,24 +86,43 @@ kvleaf_status kvl_sequence_find(const kvleaf_blocks *blocks, kvleaf_seq seq, kvl
 /* A number below max_sequences that is the sequence's own while it lives. */
 int32_t kvl_sequence_slot(const kvleaf_blocks *blocks, const kvl_sequence *sequence);
 
-/* Notes that the first `count` entries of the table are known elsewhere now; 0 makes all of them count as changed. */
-void kvl_sequence_uploaded(kvl_sequence *sequence, int32_t count);
+/* The sequence's table in a group; `count` entries of it are in use. */
+static inline int32_t *kvl_sequence_table(const kvl_sequence *sequence, int32_t group)
+{
+    return sequence->table + (size_t)group * (size_t)sequence->capacity;
+}
+
+/* Notes that the first `count` entries of a group's table are known elsewhere now; 0 makes all count as changed. */
+void kvl_sequence_uploaded(kvl_sequence *sequence, int32_t group, int32_t count);
 
 /* Cuts a sequence that is in no open step, as kvleaf_blocks_seq_truncate; `length` is known to be in range. */
 kvleaf_status kvl_sequence_cut(kvleaf_blocks *blocks, kvl_sequence *sequence, int64_t length);
 
-/* Takes the first free block, with one reference. The caller knows that there is one. */
-int32_t kvl_blocks_take(kvleaf_blocks *blocks);
+/* Makes a group's blocks and its free list. */
+kvleaf_status kvl_group_create(kvleaf_blocks *blocks, int32_t group, const kvleaf_block_group *params);
+void kvl_group_destroy(kvleaf_blocks *blocks, int32_t group);
 
-/* Drops a reference to each of ids[count-1] .. ids[0], in this order, and gives back what nothing holds any more. All
- * or nothing: INVALID for an id out of range or named more often than it has references. */
-kvleaf_status kvl_blocks_release(kvleaf_blocks *blocks, const int32_t *ids, int32_t count);
+/* INVALID where the group is out of range. */
+kvleaf_status kvl_group_check(const kvleaf_blocks *blocks, int32_t group);
+
+/* Blocks that could be taken. */
+int32_t kvl_group_available(const kvl_group *group);
+
+/* Takes the first free block, with one reference. The caller knows that there is one. */
+int32_t kvl_group_take(kvl_group *group);
+
+/* Whether a reference to each of the ids can be dropped. INVALID for an id out of range or named more often than it has
+ * references. */
+kvleaf_status kvl_group_check_release(kvl_group *group, const int32_t *ids, int32_t count);
+
+/* Drops a reference to each of ids[count-1] .. ids[0], in this order, and gives back what nothing holds any more. */
+void kvl_group_release(kvl_group *group, const int32_t *ids, int32_t count);
 
 /* Whether a write at `slot` of a block needs a copy of the block first. */
-bool kvl_blocks_must_copy(const kvleaf_blocks *blocks, int32_t block, int32_t slot);
+bool kvl_group_must_copy(const kvl_group *group, int32_t block, int32_t slot);
 
 /* Moves one reference from `block` to a block taken for it, whose first `slots` slots a pending copy will fill. Returns
  * the new block. The caller knows that one is free. */
-int32_t kvl_blocks_copy_on_write(kvleaf_blocks *blocks, int32_t block, int32_t slots);
+int32_t kvl_group_copy_on_write(kvl_group *group, int32_t block, int32_t slots);
 
 #endif

@@ -43,9 +43,9 @@ int32_t kvl_sequence_slot(const kvleaf_blocks *blocks, const kvl_sequence *seque
     return (int32_t)(sequence - blocks->sequences);
 }
 
-void kvl_sequence_uploaded(kvl_sequence *sequence, int32_t count)
+void kvl_sequence_uploaded(kvl_sequence *sequence, int32_t group, int32_t count)
 {
-    sequence->first_changed = count;
+    sequence->first_changed[group] = count;
 }
 
 static kvleaf_status reserve_table(kvleaf_blocks *blocks, kvl_sequence *sequence, int32_t count)
@@ -56,11 +56,13 @@ static kvleaf_status reserve_table(kvleaf_blocks *blocks, kvl_sequence *sequence
     while (capacity < count)
         capacity = capacity > INT32_MAX / 2 ? INT32_MAX : capacity * 2;
     capacity = min32(capacity, blocks->max_blocks_per_seq);
-    int32_t *table = kvl_alloc(&blocks->allocator, (size_t)capacity, sizeof *table);
+    size_t entries = (size_t)capacity * (size_t)blocks->num_groups;
+    int32_t *table = kvl_alloc(&blocks->allocator, entries, sizeof *table);
     if (!table)
-        return kvl_fail_memory((size_t)capacity * sizeof *table);
-    if (sequence->count > 0)
-        memcpy(table, sequence->table, (size_t)sequence->count * sizeof *table);
+        return kvl_fail_memory(entries * sizeof *table);
+    for (int32_t i = 0; sequence->count > 0 && i < blocks->num_groups; i++)
+        memcpy(table + (size_t)i * (size_t)capacity, kvl_sequence_table(sequence, i),
+               (size_t)sequence->count * sizeof *table);
     kvl_free(&blocks->allocator, sequence->table);
     sequence->table = table;
     sequence->capacity = capacity;
@@ -83,7 +85,8 @@ static kvleaf_seq start_sequence(kvleaf_blocks *blocks, kvl_sequence *sequence, 
     blocks->live++;
     sequence->next_unused = KVL_UNLISTED;
     sequence->committed = sequence->planned = sequence->extended = 0;
-    sequence->count = sequence->first_changed = 0;
+    sequence->count = 0;
+    memset(sequence->first_changed, 0, (size_t)blocks->num_groups * sizeof *sequence->first_changed);
     sequence->user = user;
     return kvl_handle(blocks->tag, sequence->generation, kvl_sequence_slot(blocks, sequence));
 }
@@ -108,10 +111,12 @@ kvleaf_status kvleaf_blocks_seq_create(kvleaf_blocks *blocks, const kvleaf_seq_p
 
 /* What an extension by some tokens needs. */
 typedef struct growth {
-    int32_t count;  /* entries of the table afterwards */
-    int32_t slot;   /* where the first new token goes in the last block of now; 0 = it needs a new one */
-    bool copy;      /* that block has to be copied first */
-    int32_t blocks; /* to take, the copy included */
+    int32_t count; /* entries of each table afterwards */
+    int32_t slot;  /* where the first new token goes in the last block of now; 0 = it needs a new one */
+    struct {
+        bool copy;      /* that block has to be copied first */
+        int32_t blocks; /* to take, the copy included */
+    } groups[KVL_MAX_GROUPS];
 } growth;
 
 /* False where it is beyond max_blocks_per_seq. */
@@ -122,28 +127,43 @@ static bool plan_growth(const kvleaf_blocks *blocks, const kvl_sequence *sequenc
         return false;
     out->count = (int32_t)kvl_ceil_div(sequence->extended + tokens, blocks->block_size);
     out->slot = (int32_t)(sequence->extended % blocks->block_size);
-    out->copy =
-        tokens > 0 && out->slot > 0 && kvl_blocks_must_copy(blocks, sequence->table[sequence->count - 1], out->slot);
-    out->blocks = out->count - sequence->count + (out->copy ? 1 : 0);
+    for (int32_t i = 0; i < blocks->num_groups; i++) {
+        const int32_t *table = kvl_sequence_table(sequence, i);
+        out->groups[i].copy = tokens > 0 && out->slot > 0 &&
+                              kvl_group_must_copy(&blocks->groups[i], table[sequence->count - 1], out->slot);
+        out->groups[i].blocks = out->count - sequence->count + (out->groups[i].copy ? 1 : 0);
+    }
     return true;
 }
 
-static void add_entry(kvl_sequence *sequence, int32_t index, int32_t block)
+/* A group without the blocks that are needed, or -1. */
+static int32_t lacking_group(const kvleaf_blocks *blocks, const growth *growth)
 {
-    sequence->table[index] = block;
-    sequence->first_changed = min32(sequence->first_changed, index);
+    for (int32_t i = 0; i < blocks->num_groups; i++)
+        if (growth->groups[i].blocks > kvl_group_available(&blocks->groups[i]))
+            return i;
+    return -1;
+}
+
+static void add_entry(kvl_sequence *sequence, int32_t group, int32_t index, int32_t block)
+{
+    kvl_sequence_table(sequence, group)[index] = block;
+    sequence->first_changed[group] = min32(sequence->first_changed[group], index);
 }
 
 static void grow(kvleaf_blocks *blocks, kvl_sequence *sequence, const growth *growth)
 {
-    if (growth->copy) {
-        /* Only committed tokens are worth copying; whatever lies behind them is still to be computed. */
-        int32_t last = sequence->count - 1;
-        int32_t slots = (int32_t)(sequence->committed - (int64_t)last * blocks->block_size);
-        add_entry(sequence, last, kvl_blocks_copy_on_write(blocks, sequence->table[last], slots));
+    for (int32_t i = 0; i < blocks->num_groups; i++) {
+        if (growth->groups[i].copy) {
+            /* Only committed tokens are worth copying; whatever lies behind them is still to be computed. */
+            int32_t last = sequence->count - 1, block = kvl_sequence_table(sequence, i)[last];
+            int32_t slots = (int32_t)(sequence->committed - (int64_t)last * blocks->block_size);
+            add_entry(sequence, i, last, kvl_group_copy_on_write(&blocks->groups[i], block, slots));
+        }
+        for (int32_t at = sequence->count; at < growth->count; at++)
+            add_entry(sequence, i, at, kvl_group_take(&blocks->groups[i]));
     }
-    while (sequence->count < growth->count)
-        add_entry(sequence, sequence->count++, kvl_blocks_take(blocks));
+    sequence->count = growth->count;
 }
 
 kvleaf_status kvleaf_blocks_seq_extend(kvleaf_blocks *blocks, kvleaf_seq seq, const kvleaf_tokens *tokens,
@@ -164,10 +184,13 @@ kvleaf_status kvleaf_blocks_seq_extend(kvleaf_blocks *blocks, kvleaf_seq seq, co
                         "%lld more tokens behind %lld, a sequence may have %lld", (long long)tokens->count,
                         (long long)sequence->extended, (long long)most);
     }
-    if (growth.blocks > blocks->free.count)
-        return kvl_fail(KVLEAF_NO_BLOCKS, "count", growth.blocks, blocks->free.count,
-                        "%lld more tokens need %d blocks, %d are available", (long long)tokens->count, growth.blocks,
-                        blocks->free.count);
+    int32_t lacking = lacking_group(blocks, &growth);
+    if (lacking >= 0) {
+        int32_t needed = growth.groups[lacking].blocks, there = kvl_group_available(&blocks->groups[lacking]);
+        return kvl_fail(KVLEAF_NO_BLOCKS, "count", needed, there,
+                        "%lld more tokens need %d blocks of group %d, %d are available", (long long)tokens->count,
+                        needed, lacking, there);
+    }
     status = reserve_table(blocks, sequence, growth.count);
     if (status)
         return status;
@@ -190,7 +213,7 @@ kvleaf_status kvleaf_blocks_can_extend(const kvleaf_blocks *blocks, kvleaf_seq s
     if (count < 0)
         return kvl_fail_range("count", count, 0, INT64_MAX);
     growth growth;
-    *out = plan_growth(blocks, sequence, count, &growth) && growth.blocks <= blocks->free.count;
+    *out = plan_growth(blocks, sequence, count, &growth) && lacking_group(blocks, &growth) < 0;
     return KVLEAF_OK;
 }
 
@@ -211,9 +234,13 @@ kvleaf_status kvleaf_blocks_seq_fork(kvleaf_blocks *blocks, kvleaf_seq seq, int6
     if (status)
         return status;
     *child = start_sequence(blocks, made, parent->user);
-    for (int32_t i = 0; i < count; i++) {
-        made->table[i] = parent->table[i];
-        blocks->blocks[made->table[i]].references++;
+    for (int32_t i = 0; i < blocks->num_groups; i++) {
+        const int32_t *from = kvl_sequence_table(parent, i);
+        int32_t *to = kvl_sequence_table(made, i);
+        for (int32_t at = 0; at < count; at++) {
+            to[at] = from[at];
+            blocks->groups[i].blocks[to[at]].references++;
+        }
     }
     made->count = count;
     made->committed = made->planned = made->extended = pos;
@@ -224,11 +251,15 @@ kvleaf_status kvleaf_blocks_seq_fork(kvleaf_blocks *blocks, kvleaf_seq seq, int6
 kvleaf_status kvl_sequence_cut(kvleaf_blocks *blocks, kvl_sequence *sequence, int64_t length)
 {
     int32_t keep = (int32_t)kvl_ceil_div(length, blocks->block_size);
-    if (keep < sequence->count) {
-        kvleaf_status status = kvl_blocks_release(blocks, sequence->table + keep, sequence->count - keep);
+    int32_t gone = sequence->count - keep;
+    for (int32_t i = 0; gone > 0 && i < blocks->num_groups; i++) {
+        kvleaf_status status =
+            kvl_group_check_release(&blocks->groups[i], kvl_sequence_table(sequence, i) + keep, gone);
         if (status)
             return status;
     }
+    for (int32_t i = 0; gone > 0 && i < blocks->num_groups; i++)
+        kvl_group_release(&blocks->groups[i], kvl_sequence_table(sequence, i) + keep, gone);
     blocks->tokens -= sequence->extended - length;
     sequence->count = keep;
     sequence->extended = length;
@@ -267,11 +298,13 @@ kvleaf_status kvleaf_blocks_seq_destroy(kvleaf_blocks *blocks, kvleaf_seq *seq)
     return KVLEAF_OK;
 }
 
-kvleaf_status kvleaf_blocks_seq_table(const kvleaf_blocks *blocks, kvleaf_seq seq, int32_t *table, int32_t capacity,
-                                      int32_t *count)
+kvleaf_status kvleaf_blocks_seq_table(const kvleaf_blocks *blocks, kvleaf_seq seq, int32_t group, int32_t *table,
+                                      int32_t capacity, int32_t *count)
 {
     kvl_sequence *sequence = NULL;
     kvleaf_status status = kvl_sequence_find(blocks, seq, &sequence);
+    if (!status)
+        status = kvl_group_check(blocks, group);
     if (status)
         return status;
     if (!count)
@@ -285,7 +318,7 @@ kvleaf_status kvleaf_blocks_seq_table(const kvleaf_blocks *blocks, kvleaf_seq se
         return kvl_fail(KVLEAF_TOO_SMALL, "capacity", capacity, sequence->count,
                         "capacity is %d, the table has %d blocks", capacity, sequence->count);
     if (sequence->count > 0)
-        memcpy(table, sequence->table, (size_t)sequence->count * sizeof *table);
+        memcpy(table, kvl_sequence_table(sequence, group), (size_t)sequence->count * sizeof *table);
     return KVLEAF_OK;
 }
 
@@ -302,9 +335,10 @@ kvleaf_status kvleaf_blocks_seq_query(const kvleaf_blocks *blocks, kvleaf_seq se
     info->extended = sequence->extended;
     info->num_blocks = sequence->count;
     info->blocks_shared = 0;
-    for (int32_t i = 0; i < sequence->count; i++)
-        info->blocks_shared += blocks->blocks[sequence->table[i]].references > 1;
-    info->blocks_unique = sequence->count - info->blocks_shared;
+    for (int32_t i = 0; i < blocks->num_groups; i++)
+        for (int32_t at = 0; at < sequence->count; at++)
+            info->blocks_shared += blocks->groups[i].blocks[kvl_sequence_table(sequence, i)[at]].references > 1;
+    info->blocks_unique = sequence->count * blocks->num_groups - info->blocks_shared;
     info->user = sequence->user;
     return KVLEAF_OK;
 }

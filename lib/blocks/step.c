@@ -59,11 +59,14 @@ kvleaf_status kvleaf_blocks_step_begin(kvleaf_blocks *blocks, const kvleaf_seq *
     return KVLEAF_OK;
 }
 
-/* Whether the block where the sequence's planned tokens begin still waits for the committed ones before them. */
+/* Whether a block where the sequence's planned tokens begin still waits for the committed ones before them. */
 static bool copy_pending(const kvleaf_blocks *blocks, const kvl_sequence *sequence)
 {
-    int32_t block = sequence->table[sequence->committed / blocks->block_size];
-    return blocks->blocks[block].copy != KVL_NO_COPY;
+    int32_t at = (int32_t)(sequence->committed / blocks->block_size);
+    for (int32_t i = 0; i < blocks->num_groups; i++)
+        if (blocks->groups[i].blocks[kvl_sequence_table(sequence, i)[at]].copy != KVL_NO_COPY)
+            return true;
+    return false;
 }
 
 static kvleaf_status check_commit(kvleaf_blocks *blocks, const kvleaf_seq *seqs, const int32_t *accepted, int32_t n)

@@ -281,7 +281,7 @@ kvleaf_status kvleaf_seq_table(const kvleaf_cache *cache, kvleaf_seq seq, int32_
                                int32_t *count)
 {
     kvleaf_status status = check_cache(cache);
-    return status ? status : kvleaf_blocks_seq_table(cache->blocks, seq, table, capacity, count);
+    return status ? status : kvleaf_blocks_seq_table(cache->blocks, seq, 0, table, capacity, count);
 }
 
 kvleaf_status kvleaf_cache_query(const kvleaf_cache *cache, kvleaf_blocks_stats *stats)

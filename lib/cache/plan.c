@@ -222,21 +222,22 @@ static kvleaf_status count(const kvleaf_plan *plan, int32_t total_q, kvl_counts 
         kvleaf_status status = kvl_sequence_find(cache->blocks, plan->seqs[i], &sequence);
         if (status)
             return status;
-        int32_t changed = entries_read(cache, sequence) - sequence->first_changed;
+        int32_t changed = entries_read(cache, sequence) - sequence->first_changed[0];
         updates += changed > 0 ? changed : 0;
     }
     if (updates > plan->max_updates)
         return kvl_fail(KVLEAF_TOO_SMALL, "batch", updates, plan->max_updates,
                         "the step changes %lld entries of block tables, at most %d fit: take fewer new sequences",
                         (long long)updates, plan->max_updates);
-    *out = (kvl_counts){.num_slots = total_q, .num_updates = (int32_t)updates, .num_copies = cache->blocks->num_copies};
+    *out = (kvl_counts){
+        .num_slots = total_q, .num_updates = (int32_t)updates, .num_copies = cache->blocks->groups[0].num_copies};
     return KVLEAF_OK;
 }
 
 static void put_slots(const kvl_sequence *sequence, int32_t block_size, int64_t **slots)
 {
     for (int64_t position = sequence->committed; position < sequence->planned; position++) {
-        int64_t block = sequence->table[position / block_size];
+        int64_t block = kvl_sequence_table(sequence, 0)[position / block_size];
         *(*slots)++ = block * block_size + position % block_size;
     }
 }
@@ -244,9 +245,9 @@ static void put_slots(const kvl_sequence *sequence, int32_t block_size, int64_t 
 static void put_updates(const kvleaf_cache *cache, const kvl_sequence *sequence, int32_t **updates)
 {
     int32_t row = kvl_sequence_slot(cache->blocks, sequence) * cache->columns;
-    for (int32_t i = sequence->first_changed; i < entries_read(cache, sequence); i++) {
+    for (int32_t i = sequence->first_changed[0]; i < entries_read(cache, sequence); i++) {
         *(*updates)++ = row + i;
-        *(*updates)++ = sequence->table[i];
+        *(*updates)++ = kvl_sequence_table(sequence, 0)[i];
     }
 }
 
@@ -268,9 +269,10 @@ static kvleaf_status fill(kvleaf_plan *plan, const kvleaf_batch_entry *batch, kv
         put_slots(sequence, cache->geometry.block_size, &staging.slots);
         put_updates(cache, sequence, &staging.updates);
     }
-    for (int32_t i = 0; i < cache->blocks->num_copies; i++) {
-        staging.copies[2 * i] = cache->blocks->copies[i].src;
-        staging.copies[2 * i + 1] = cache->blocks->copies[i].dst;
+    const kvl_group *group = &cache->blocks->groups[0];
+    for (int32_t i = 0; i < group->num_copies; i++) {
+        staging.copies[2 * i] = group->copies[i].src;
+        staging.copies[2 * i + 1] = group->copies[i].dst;
     }
     return KVLEAF_OK;
 }
@@ -326,10 +328,10 @@ static void accept(kvleaf_plan *plan)
     for (int32_t i = 0; i < plan->num_entries; i++) {
         kvl_sequence *sequence = NULL;
         if (kvl_sequence_find(cache->blocks, plan->seqs[i], &sequence) == KVLEAF_OK &&
-            sequence->first_changed < entries_read(cache, sequence))
-            kvl_sequence_uploaded(sequence, entries_read(cache, sequence));
+            sequence->first_changed[0] < entries_read(cache, sequence))
+            kvl_sequence_uploaded(sequence, 0, entries_read(cache, sequence));
     }
-    kvleaf_blocks_copies_done(cache->blocks, cache->blocks->num_copies);
+    kvleaf_blocks_copies_done(cache->blocks, 0, cache->blocks->groups[0].num_copies);
     plan->state = KVL_PLAN_OPEN;
 }
 

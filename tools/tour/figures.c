@@ -238,7 +238,8 @@ void figure_copy_on_write(tour *t)
     MUST(kvleaf_seq_fork(s.cache, parent, 6, &child));
     small_table(t, &s, parent, "parent", before);
     small_table(t, &s, child, "child, forked", child_table);
-    tour_check(t, before[0] == child_table[0] && kvleaf_blocks_refcount(kvleaf_cache_blocks(s.cache), before[0]) == 2,
+    tour_check(t,
+               before[0] == child_table[0] && kvleaf_blocks_refcount(kvleaf_cache_blocks(s.cache), 0, before[0]) == 2,
                "the fork took no block: both use the same one, reference count 2");
     small_step(t, &s, child, 1, q, k, &other, out, k_back, forked);
     small_table(t, &s, child, "child, after writing", child_table);
@@ -283,8 +284,8 @@ void figure_samples(tour *t)
         small_table(t, &s, samples[i], names[i], table);
     MUST(kvleaf_cache_query(s.cache, &stats));
     tour_check(t,
-               kvleaf_blocks_refcount(kvleaf_cache_blocks(s.cache), table[0]) == 3 &&
-                   kvleaf_blocks_refcount(kvleaf_cache_blocks(s.cache), table[1]) == 3,
+               kvleaf_blocks_refcount(kvleaf_cache_blocks(s.cache), 0, table[0]) == 3 &&
+                   kvleaf_blocks_refcount(kvleaf_cache_blocks(s.cache), 0, table[1]) == 3,
                "the two full blocks of the prompt are there once, reference count 3");
     tour_check(t, stats.used == 5, "5 blocks in use where three copies would take 9");
     tour_floats(t, "result", out, 3);

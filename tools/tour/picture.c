@@ -109,8 +109,8 @@ static void advance(tour *t, kvleaf_blocks *blocks, kvleaf_seq seq, int32_t coun
 
     MUST(kvleaf_blocks_seq_extend(blocks, seq, &tokens, NULL));
     MUST(kvleaf_blocks_step_begin(blocks, &seq, &count, 1));
-    MUST(kvleaf_blocks_copies(blocks, &copies, &pending));
-    MUST(kvleaf_blocks_copies_done(blocks, pending));
+    MUST(kvleaf_blocks_copies(blocks, 0, &copies, &pending));
+    MUST(kvleaf_blocks_copies_done(blocks, 0, pending));
     MUST(kvleaf_blocks_step_commit(blocks, &seq, NULL, 1));
 }
 
@@ -150,7 +150,7 @@ static void make_scene(tour *t, picture *p)
         kvleaf_seq_info info = {.struct_size = sizeof info};
 
         MUST(kvleaf_blocks_seq_query(blocks, seqs[s], &info));
-        MUST(kvleaf_blocks_seq_table(blocks, seqs[s], p->seqs[s].table, PICTURE_TABLE, &p->seqs[s].num_blocks));
+        MUST(kvleaf_blocks_seq_table(blocks, seqs[s], 0, p->seqs[s].table, PICTURE_TABLE, &p->seqs[s].num_blocks));
         p->seqs[s].label = labels[s];
         p->seqs[s].length = (int32_t)info.extended;
     }
