@@ -1,0 +1,86 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The block manager beside a slow plain model of it: random operations, right and wrong ones, some with host memory
+ * running out, compared after each (xllm #828). */
+#include "blocks_driver.h"
+#include "blocks_support.h"
+
+#include <stdio.h>
+
+static uint64_t base_seed = 20240917;
+
+static void run(const driver_params *params, int32_t managers, int32_t operations, driver_tally *tally)
+{
+    for (int32_t i = 0; i < managers; i++) {
+        driver *d = driver_create(params, base_seed + (uint64_t)i, NULL, 0);
+        for (int32_t j = 0; j < operations; j++) {
+            assert_true(driver_operate(d));
+            check_blocks(driver_blocks(d), 0);
+        }
+        driver_destroy(d, tally);
+    }
+    printf("%lld operations: %lld right, %lld without blocks, %lld without memory, %lld busy, %lld copies\n",
+           (long long)tally->operations, (long long)tally->statuses[-KVLEAF_OK],
+           (long long)tally->statuses[-KVLEAF_NO_BLOCKS], (long long)tally->statuses[-KVLEAF_NO_MEMORY],
+           (long long)tally->statuses[-KVLEAF_BUSY], (long long)tally->copies);
+}
+
+/* Whether a run met what is rare. */
+static void assert_met(const driver_tally *tally)
+{
+    static const kvleaf_status statuses[] = {KVLEAF_INVALID, KVLEAF_NO_BLOCKS, KVLEAF_TOO_SMALL,
+                                             KVLEAF_BUSY,    KVLEAF_STALE,     KVLEAF_FOREIGN};
+    for (size_t i = 0; i < sizeof statuses / sizeof *statuses; i++)
+        assert_true(tally->statuses[-statuses[i]] > tally->operations / 1000);
+    assert_true(tally->statuses[-KVLEAF_OK] > tally->operations / 2);
+    assert_true(tally->copies > tally->operations / 300);
+}
+
+static void test_one_group(void **state)
+{
+    static const int32_t sizes[] = {1, 2, 3, 4, 7};
+    driver_tally tally = {0};
+    (void)state;
+    for (int32_t i = 0; i < 5; i++)
+        run(&(driver_params){.block_size = sizes[i], .num_groups = 1}, 5, 2000, &tally);
+    assert_met(&tally);
+}
+
+static void test_several_groups(void **state)
+{
+    driver_tally tally = {0};
+    (void)state;
+    run(&(driver_params){.block_size = 3, .num_groups = 2}, 5, 2000, &tally);
+    run(&(driver_params){.block_size = 4, .num_groups = 3}, 5, 2000, &tally);
+    assert_met(&tally);
+}
+
+static void test_narrow_tables(void **state)
+{
+    driver_tally tally = {0};
+    (void)state;
+    run(&(driver_params){.block_size = 4, .num_groups = 1, .max_blocks_per_seq = 9}, 5, 2000, &tally);
+    assert_met(&tally);
+}
+
+static void test_no_memory(void **state)
+{
+    driver_tally tally = {0};
+    (void)state;
+    run(&(driver_params){.block_size = 3, .num_groups = 1, .failing = 2}, 10, 1000, &tally);
+    assert_met(&tally);
+    assert_true(tally.statuses[-KVLEAF_NO_MEMORY] > 10);
+}
+
+int main(int argc, char **argv)
+{
+    if (argc > 1)
+        base_seed = strtoull(argv[1], NULL, 10);
+    printf("seed %llu\n", (unsigned long long)base_seed);
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_one_group),
+        cmocka_unit_test(test_several_groups),
+        cmocka_unit_test(test_narrow_tables),
+        cmocka_unit_test(test_no_memory),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
