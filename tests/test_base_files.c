@@ -95,6 +95,64 @@ static void test_replace_on_a_full_disk_keeps_the_old(void **state)
     support_folder_remove(folder);
 }
 
+/* Written in pieces it is as if written at once: it stands in its place when closed to be kept, and not before. */
+static void test_pieces(void **state)
+{
+    char *folder = support_folder(), *path = support_path(folder, "entry"), read[8] = {0}, *data = NULL;
+    uint64_t size = 0;
+    size_t whole = 0;
+    (void)state;
+    assert_null(kvl_file_open(NULL, path, &size));
+    assert_null(kvl_file_open(NULL, folder, &size));
+    assert_true(kvl_file_replace(path, "old", 3));
+    for (int keep = 0; keep < 2; keep++) {
+        kvl_file *file = kvl_file_create(NULL, path);
+        assert_non_null(file);
+        assert_true(kvl_file_write(file, "the ", 4));
+        assert_true(kvl_file_write(file, "new", 3));
+        assert_true(kvl_file_read(NULL, path, &data, &whole));
+        assert_int_equal(whole, 3);
+        kvl_free(NULL, data);
+        assert_int_equal(support_files(folder, "", NULL), 2);
+        assert_int_equal(kvl_file_close(file, keep), keep);
+        assert_int_equal(support_files(folder, "", NULL), 1);
+    }
+    kvl_file *file = kvl_file_open(NULL, path, &size);
+    assert_non_null(file);
+    assert_int_equal(size, 7);
+    assert_true(kvl_file_read_at(file, 4, read, 3));
+    assert_true(kvl_file_read_at(file, 0, read + 3, 3));
+    assert_string_equal(read, "newthe");
+    assert_false(kvl_file_read_at(file, 4, read, 4));
+    assert_false(kvl_file_read_at(file, UINT64_MAX, read, 1));
+    assert_true(kvl_file_close(file, false));
+    assert_false(kvl_file_close(NULL, true));
+    free(path);
+    support_folder_remove(folder);
+}
+
+static void test_pieces_without_memory(void **state)
+{
+    support_memory memory = {.fail_at = 1};
+    kvleaf_allocator allocator = support_allocator(&memory);
+    char *folder = support_folder(), *path = support_path(folder, "entry");
+    uint64_t size = 0;
+    (void)state;
+    assert_null(kvl_file_create(&allocator, path));
+    assert_int_equal(support_files(folder, "", NULL), 0);
+    assert_true(kvl_file_replace(path, "old", 3));
+    memory.allocations = 0;
+    assert_null(kvl_file_open(&allocator, path, &size));
+    memory.fail_at = 0;
+    char *missing = support_path(folder, "no/such/folder");
+    assert_null(kvl_file_create(&allocator, missing));
+    assert_null(kvl_file_open(&allocator, missing, &size));
+    assert_int_equal(memory.live, 0);
+    free(missing);
+    free(path);
+    support_folder_remove(folder);
+}
+
 static void test_folders(void **state)
 {
     char *folder = support_folder(), *deep = support_path(folder, "a/b//c/"), *file = support_path(folder, "a/file");
@@ -158,6 +216,8 @@ int main(void)
         cmocka_unit_test(test_read_empty_and_without_memory),
         cmocka_unit_test(test_replace_fails_without_a_trace),
         cmocka_unit_test(test_replace_on_a_full_disk_keeps_the_old),
+        cmocka_unit_test(test_pieces),
+        cmocka_unit_test(test_pieces_without_memory),
         cmocka_unit_test(test_folders),
         cmocka_unit_test(test_readers_beside_writers),
     };

@@ -33,27 +33,93 @@ bool kvl_file_read(const kvleaf_allocator *allocator, const char *path, char **d
     return true;
 }
 
-bool kvl_file_replace(const char *path, const void *data, size_t size)
+struct kvl_file {
+    const kvleaf_allocator *allocator;
+    FILE *stream;
+    char path[PATH_SIZE], beside[PATH_SIZE]; /* beside: empty where the file is read */
+};
+
+static bool open_beside(kvl_file *file, const char *path)
 {
-    char beside[PATH_SIZE];
-    int length = snprintf(beside, sizeof beside, "%s.XXXXXX", path);
+    int length = snprintf(file->beside, sizeof file->beside, "%s.XXXXXX", path);
     if (length < 0 || length >= PATH_SIZE)
         return false;
-    int descriptor = mkstemp(beside);
+    strcpy(file->path, path);
+    int descriptor = mkstemp(file->beside);
     if (descriptor < 0)
         return false;
-    FILE *file = fdopen(descriptor, "wb");
-    if (!file) {
-        close(descriptor);
-        unlink(beside);
-        return false;
-    }
-    bool written = fwrite(data, 1, size, file) == size;
-    written = fclose(file) == 0 && written;
-    if (written && rename(beside, path) == 0)
+    file->stream = fdopen(descriptor, "wb");
+    if (file->stream)
         return true;
-    unlink(beside);
+    close(descriptor);
+    unlink(file->beside);
     return false;
+}
+
+static bool close_beside(kvl_file *file, bool keep)
+{
+    bool written = fclose(file->stream) == 0;
+    if (keep && written && rename(file->beside, file->path) == 0)
+        return true;
+    unlink(file->beside);
+    return false;
+}
+
+bool kvl_file_write(kvl_file *file, const void *data, size_t size)
+{
+    return fwrite(data, 1, size, file->stream) == size;
+}
+
+bool kvl_file_replace(const char *path, const void *data, size_t size)
+{
+    kvl_file file;
+    return open_beside(&file, path) && close_beside(&file, kvl_file_write(&file, data, size));
+}
+
+kvl_file *kvl_file_create(const kvleaf_allocator *allocator, const char *path)
+{
+    kvl_file *file = kvl_alloc(allocator, 1, sizeof *file);
+    if (file && !open_beside(file, path)) {
+        kvl_free(allocator, file);
+        return NULL;
+    }
+    if (file)
+        file->allocator = allocator;
+    return file;
+}
+
+kvl_file *kvl_file_open(const kvleaf_allocator *allocator, const char *path, uint64_t *size)
+{
+    kvl_file *file = kvl_alloc(allocator, 1, sizeof *file);
+    if (!file)
+        return NULL;
+    file->allocator = allocator;
+    file->stream = fopen(path, "rb");
+    off_t length = file->stream && fseeko(file->stream, 0, SEEK_END) == 0 ? ftello(file->stream) : -1;
+    struct stat status;
+    if (length < 0 || fstat(fileno(file->stream), &status) != 0 || !S_ISREG(status.st_mode)) {
+        if (file->stream)
+            fclose(file->stream);
+        kvl_free(allocator, file);
+        return NULL;
+    }
+    *size = (uint64_t)length;
+    return file;
+}
+
+bool kvl_file_read_at(kvl_file *file, uint64_t offset, void *data, size_t size)
+{
+    return offset <= INT64_MAX && fseeko(file->stream, (off_t)offset, SEEK_SET) == 0 &&
+           fread(data, 1, size, file->stream) == size;
+}
+
+bool kvl_file_close(kvl_file *file, bool keep)
+{
+    if (!file)
+        return false;
+    bool closed = file->beside[0] ? close_beside(file, keep) : fclose(file->stream) == 0;
+    kvl_free(file->allocator, file);
+    return closed;
 }
 
 void kvl_file_remove(const char *path)
