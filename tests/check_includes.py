@@ -6,10 +6,10 @@ import re
 
 import tree
 
-LAYERS = ["base", "blocks", "device", "pool", "attention", "cache"]
+LAYERS = ["base", "blocks", "device", "pool", "attention", "cache", "snapshot"]
 HOST_ONLY = {"base", "blocks"}
 PUBLIC = {"status": "base", "blocks": "blocks", "device": "device", "pool": "pool", "attention": "attention",
-          "cache": "cache", "kvleaf": "cache"}
+          "cache": "cache", "snapshot": "snapshot", "kvleaf": "snapshot"}
 INCLUDE = re.compile(r'^[ \t]*#[ \t]*include[ \t]*([<"])([^>"]+)[>"]', re.M)
 
 
