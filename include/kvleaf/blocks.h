@@ -25,6 +25,9 @@ typedef struct kvleaf_blocks kvleaf_blocks;
  * manager KVLEAF_FOREIGN. */
 typedef uint64_t kvleaf_seq;
 
+/* Entry of a block table whose block was given back because it lies before every future window. */
+#define KVLEAF_NO_BLOCK (-1)
+
 /* One group: the blocks of the layers that share a K/V geometry and a window. */
 typedef struct kvleaf_block_group {
     int32_t num_blocks;          /* 1 .. 2^31-1 */
@@ -138,6 +141,17 @@ KVLEAF_API kvleaf_status kvleaf_blocks_query_group(const kvleaf_blocks *blocks, 
 
 /* Returns the reference count of a block, or -1 where `group` or `block` is out of range. */
 KVLEAF_API int32_t kvleaf_blocks_refcount(const kvleaf_blocks *blocks, int32_t group, int32_t block);
+
+typedef enum kvleaf_format {
+    KVLEAF_FORMAT_TEXT = 0,      /* a character a block; then a line or more a sequence */
+    KVLEAF_FORMAT_SVG = 1
+} kvleaf_format;
+
+/* Writes the block map, NUL-terminated, to buffer[capacity]: each block's state, each sequence's tables. *size = bytes
+ * needed, the NUL included. TOO_SMALL: capacity < *size, nothing is written. `buffer` may be NULL with capacity 0.
+ * NO_MEMORY. */
+KVLEAF_API kvleaf_status kvleaf_blocks_describe(const kvleaf_blocks *blocks, kvleaf_format format, char *buffer,
+                                                size_t capacity, size_t *size);
 
 /* Opens a step for n distinct sequences: num_q[i] of the tokens behind the committed length are computed by it
  * (1 .. extended - committed). All or nothing. INVALID: a num_q out of range, a sequence twice. BUSY: a sequence is
