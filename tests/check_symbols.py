@@ -12,7 +12,7 @@ from pathlib import Path
 
 import tree
 
-DECLARED = re.compile(r"KVLEAF_API\s[^;{(]*?\b(kvleaf_\w+)\s*\(", re.S)
+DECLARED = re.compile(r"KVLEAF_API\s[^;{(#]*?\b(kvleaf_\w+)\s*\(", re.S)
 LIBRARIES = {"libkvleaf-blocks": ["status.h", "blocks.h"], "libkvleaf": None}  # None: every header
 
 
