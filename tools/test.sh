@@ -102,6 +102,17 @@ sanitized_tests() {
         meson_suite build-asan --suite sanitized
 }
 
+# Each libFuzzer target over its corpus, and from there on for 10 seconds; what it crashes on stays in the logs' folder.
+fuzz() {
+    local target name found
+    CC=clang build_folder build-fuzz -Dfuzz=true -Dtools=false -Dtests=false -Db_sanitize=address,undefined -Db_lundef=false
+    for name in tests/fuzz/*/; do
+        name=$(basename "$name") target=build-fuzz/tests/fuzz/fuzz_$name found=$build/fuzz-$name
+        mkdir -p "$found"
+        "$target" -max_total_time=10 -max_len=4096 -artifact_prefix="$logs/$name-" "$found" "tests/fuzz/$name" || return 1
+    done
+}
+
 # The seed documents' figures; the picture in the README must be the one that the tour draws.
 tour() {
     "$build"/tools/kvleaf-tour --svg "$build"/tour.svg && cmp "$build"/tour.svg tools/tour/pool.svg
@@ -135,7 +146,7 @@ if [ $quick -eq 1 ]; then
     stage 'repository' meson_suite "$build" --suite repository
     stage 'kvleaf-check, small' check_device --small --variant '*.cpu'
     stage 'tour of the seed documents' tour
-    for name in 'slow unit tests' 'all of kvleaf-check' 'sanitizers' 'clang-tidy' 'cppcheck' 'other drivers' \
+    for name in 'slow unit tests' 'all of kvleaf-check' 'sanitizers' 'fuzzing' 'clang-tidy' 'cppcheck' 'other drivers' \
         'offline compilers' 'the model'; do
         stage "$name" left_out
     done
@@ -145,6 +156,7 @@ else
     stage 'kvleaf-check on PoCL' check_device
     stage 'tour of the seed documents' tour
     stage 'sanitizers' sanitized_tests
+    stage 'fuzzing' fuzz
     stage 'clang-tidy' tidy
     stage 'cppcheck' cppcheck --quiet --error-exitcode=1 --std=c11 -I include -I lib -I cl_kernels --inline-suppr \
         --enable=warning,performance,portability lib tools
