@@ -104,12 +104,14 @@ sanitized_tests() {
 
 # Each libFuzzer target over its corpus, and from there on for 10 seconds; what it crashes on stays in the logs' folder.
 fuzz() {
-    local target name found
-    CC=clang build_folder build-fuzz -Dfuzz=true -Dtools=false -Dtests=false -Db_sanitize=address,undefined -Db_lundef=false
+    local name found
+    CC=clang build_folder build-fuzz -Dfuzz=true -Dtools=false -Dtests=false -Db_sanitize=address,undefined \
+        -Db_lundef=false
     for name in tests/fuzz/*/; do
-        name=$(basename "$name") target=build-fuzz/tests/fuzz/fuzz_$name found=$build/fuzz-$name
+        name=$(basename "$name") found=$build/fuzz-$name
         mkdir -p "$found"
-        "$target" -max_total_time=10 -max_len=4096 -artifact_prefix="$logs/$name-" "$found" "tests/fuzz/$name" || return 1
+        UBSAN_OPTIONS=halt_on_error=1:print_stacktrace=1 "build-fuzz/tests/fuzz/fuzz_$name" -max_total_time=10 \
+            -max_len=4096 -artifact_prefix="$logs/$name-" "$found" "tests/fuzz/$name" || return 1
     done
 }
 
