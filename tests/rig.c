@@ -28,14 +28,43 @@ rig_params rig_defaults(void)
     };
 }
 
-kvleaf_status rig_make_pool(rig *r)
+int32_t rig_dim(const rig *r, int32_t layer)
 {
-    return kvleaf_pool_create(r->device,
-                              kvleaf_pool_params(.num_layers = r->pool_layers, .num_blocks = r->p.num_blocks,
-                                                 .block_size = r->p.block_size, .num_kv_heads = r->p.num_kv_heads,
-                                                 .head_dim_k = r->p.head_dim, .dtype = r->p.kv_dtype,
-                                                 .layout = r->p.layout),
-                              &r->pool);
+    return r->p.layer_dim[layer] ? r->p.layer_dim[layer] : r->p.head_dim;
+}
+
+static int32_t largest_dim(const rig *r)
+{
+    int32_t largest = 0;
+    for (int32_t i = 0; i < r->p.num_layers; i++)
+        largest = rig_dim(r, i) > largest ? rig_dim(r, i) : largest;
+    return largest;
+}
+
+/* Groups as the cache forms them, and a pool for each. */
+static void make_pools(rig *r)
+{
+    int32_t owners[RIG_LAYERS] = {0}, dims[RIG_LAYERS] = {0}, windows[RIG_LAYERS] = {0};
+    for (int32_t i = 0; i < r->p.num_layers; i++) {
+        int32_t group = 0;
+        while (group < r->num_groups && (dims[group] != rig_dim(r, i) || windows[group] != r->p.window[i]))
+            group++;
+        dims[group] = rig_dim(r, i);
+        windows[group] = r->p.window[i];
+        r->num_groups = group < r->num_groups ? r->num_groups : group + 1;
+        r->group[i] = group;
+        r->source[i] = r->p.kv_layer[i] ? r->source[r->p.kv_layer[i] - 1] : i;
+        r->pool_layer[i] = r->source[i] == i ? owners[group]++ : r->pool_layer[r->source[i]];
+    }
+    for (int32_t i = 0; i < r->num_groups; i++) {
+        int32_t blocks = windows[i] && r->p.window_blocks ? r->p.window_blocks : r->p.num_blocks;
+        ASSERT_OK(
+            kvleaf_pool_create(r->device,
+                               kvleaf_pool_params(.num_layers = owners[i], .num_blocks = blocks,
+                                                  .block_size = r->p.block_size, .num_kv_heads = r->p.num_kv_heads,
+                                                  .head_dim_k = dims[i], .dtype = r->p.kv_dtype, .layout = r->p.layout),
+                               &r->pools[i]));
+    }
 }
 
 kvleaf_status rig_make_cache(rig *r)
@@ -44,13 +73,14 @@ kvleaf_status rig_make_cache(rig *r)
     for (int32_t i = 0; i < r->p.num_layers; i++)
         layers[i] = (kvleaf_layer){.num_heads = r->p.num_heads,
                                    .num_kv_heads = r->p.num_kv_heads,
-                                   .head_dim_k = r->p.head_dim,
+                                   .head_dim_k = rig_dim(r, i),
+                                   .window = r->p.window[i],
                                    .kv_layer = r->p.kv_layer[i]};
     return kvleaf_cache_create(r->device,
-                               kvleaf_cache_params(.layers = layers, .num_layers = r->p.num_layers, .pools = &r->pool,
-                                                   .num_pools = 1, .q_dtype = r->p.q_dtype, .out_dtype = r->p.out_dtype,
-                                                   .max_sequences = r->p.max_sequences, .max_context = r->p.max_context,
-                                                   .free_order = r->p.free_order,
+                               kvleaf_cache_params(.layers = layers, .num_layers = r->p.num_layers, .pools = r->pools,
+                                                   .num_pools = r->num_groups, .q_dtype = r->p.q_dtype,
+                                                   .out_dtype = r->p.out_dtype, .max_sequences = r->p.max_sequences,
+                                                   .max_context = r->p.max_context, .free_order = r->p.free_order,
                                                    .free_count = r->p.free_order ? r->p.num_blocks : 0),
                                &r->cache);
 }
@@ -64,35 +94,35 @@ kvleaf_status rig_make_plan(rig *r, kvleaf_plan **plan)
                               plan);
 }
 
-static void poison_pool(const rig *r)
+static cl_mem side_of(const rig *r, int32_t layer, bool value, size_t *size)
 {
-    kvleaf_pool_bytes bytes = {.struct_size = sizeof bytes};
-    kvleaf_pool_params params = {.struct_size = sizeof params};
-    ASSERT_OK(kvleaf_pool_query(r->pool, &params));
-    ASSERT_OK(kvleaf_pool_size(r->device, &params, &bytes));
+    cl_mem k, v;
+    ASSERT_OK(kvleaf_pool_memory(r->pools[r->group[layer]], r->pool_layer[layer], &k, &v));
+    assert_int_equal(clGetMemObjectInfo(value ? v : k, CL_MEM_SIZE, sizeof *size, size, NULL), CL_SUCCESS);
+    return value ? v : k;
+}
+
+static void poison_pools(const rig *r)
+{
     const uint8_t nan = 0xff; /* in every dtype */
-    for (int32_t layer = 0; layer < r->pool_layers; layer++) {
-        cl_mem side[2];
-        ASSERT_OK(kvleaf_pool_memory(r->pool, layer, &side[0], &side[1]));
-        for (int i = 0; i < 2; i++)
-            assert_int_equal(clEnqueueFillBuffer(r->queue, side[i], &nan, 1, 0, bytes.layer_bytes, 0, NULL, NULL), 0);
+    for (int32_t i = 0; i < 2 * r->p.num_layers; i++) {
+        size_t size;
+        cl_mem side = side_of(r, i / 2, i % 2, &size);
+        assert_int_equal(clEnqueueFillBuffer(r->queue, side, &nan, 1, 0, size, 0, NULL, NULL), 0);
     }
     assert_int_equal(clFinish(r->queue), CL_SUCCESS);
 }
 
-static size_t rows_bytes(const rig *r, int32_t heads, kvleaf_dtype dtype)
+/* Bytes of a step's rows of some heads, guards included. */
+static size_t rows_bytes(const rig *r, int32_t heads, int32_t dim, kvleaf_dtype dtype)
 {
-    return (size_t)(r->p.max_tokens + 2 * GUARD_ROWS) * (size_t)(heads * r->p.head_dim) * kvleaf_dtype_size(dtype);
+    return (size_t)(r->p.max_tokens + 2 * GUARD_ROWS) * (size_t)(heads * dim) * kvleaf_dtype_size(dtype);
 }
 
 void rig_open(rig *r, const rig_params *params)
 {
     memset(r, 0, sizeof *r);
     r->p = *params;
-    for (int32_t i = 0; i < r->p.num_layers; i++) {
-        r->source[i] = r->p.kv_layer[i] ? r->source[r->p.kv_layer[i] - 1] : r->pool_layers;
-        r->pool_layers += r->p.kv_layer[i] == 0;
-    }
     kvleaf_device_params device = support_params();
     device.opencl = r->p.opencl;
     device.allocator = r->p.allocator;
@@ -101,17 +131,17 @@ void rig_open(rig *r, const rig_params *params)
     r->queue = clCreateCommandQueue(kvleaf_device_context(r->device), kvleaf_device_id(r->device),
                                     r->p.queue_properties, &error);
     assert_int_equal(error, CL_SUCCESS);
-    ASSERT_OK(rig_make_pool(r));
-    poison_pool(r);
+    make_pools(r);
+    poison_pools(r);
     ASSERT_OK(rig_make_cache(r));
     ASSERT_OK(rig_make_plan(r, &r->plan));
-    r->q = support_buffer(r->device, r->queue, rows_bytes(r, r->p.num_heads, r->p.q_dtype), 0xff);
-    r->k = support_buffer(r->device, r->queue, rows_bytes(r, r->p.num_kv_heads, r->p.q_dtype), 0xff);
-    r->v = support_buffer(r->device, r->queue, rows_bytes(r, r->p.num_kv_heads, r->p.q_dtype), 0xff);
-    r->out = support_buffer(r->device, r->queue, rows_bytes(r, r->p.num_heads, r->p.out_dtype), CANARY);
-    r->lse = support_buffer(r->device, r->queue, rows_bytes(r, r->p.num_heads, KVLEAF_F32), CANARY);
+    r->q = support_buffer(r->device, r->queue, rows_bytes(r, r->p.num_heads, largest_dim(r), r->p.q_dtype), 0xff);
+    r->k = support_buffer(r->device, r->queue, rows_bytes(r, r->p.num_kv_heads, largest_dim(r), r->p.q_dtype), 0xff);
+    r->v = support_buffer(r->device, r->queue, rows_bytes(r, r->p.num_kv_heads, largest_dim(r), r->p.q_dtype), 0xff);
+    r->out = support_buffer(r->device, r->queue, rows_bytes(r, r->p.num_heads, largest_dim(r), r->p.out_dtype), CANARY);
+    r->lse = support_buffer(r->device, r->queue, rows_bytes(r, r->p.num_heads, 1, KVLEAF_F32), CANARY);
     size_t rows = (size_t)r->p.num_layers * (size_t)r->p.max_tokens;
-    r->out_bits = calloc(rows, rig_row_bytes(r));
+    r->out_bits = calloc(rows * (size_t)(r->p.num_heads * largest_dim(r)), kvleaf_dtype_size(r->p.out_dtype));
     r->lse_values = calloc(rows * (size_t)r->p.num_heads, sizeof(float));
     r->next_token = 1;
 }
@@ -124,7 +154,8 @@ void rig_close(rig *r)
             clReleaseMemObject(buffers[i]);
     kvleaf_plan_destroy(&r->plan);
     kvleaf_cache_destroy(&r->cache);
-    kvleaf_pool_destroy(&r->pool);
+    for (int32_t i = 0; i < r->num_groups; i++)
+        kvleaf_pool_destroy(&r->pools[i]);
     if (r->queue)
         clReleaseCommandQueue(r->queue);
     kvleaf_device_destroy(&r->device);
@@ -265,32 +296,35 @@ kvleaf_status rig_build(rig *r, const rig_step *step)
 
 static void load_rows(rig *r, const rig_step *step, cl_mem buffer, char what, int32_t layer, int32_t heads)
 {
-    size_t row = (size_t)(heads * r->p.head_dim), at = GUARD_ROWS * row, size = rows_bytes(r, heads, r->p.q_dtype);
+    int32_t dim = rig_dim(r, layer);
+    size_t row = (size_t)(heads * dim), at = GUARD_ROWS * row, size = rows_bytes(r, heads, dim, r->p.q_dtype);
     uint8_t *host = malloc(size);
     memset(host, 0xff, size);
     for (int32_t i = 0; i < step->n; i++)
         for (int32_t t = 0; t < step->num_q[i]; t++)
             for (int32_t h = 0; h < heads; h++)
-                for (int32_t d = 0; d < r->p.head_dim; d++)
+                for (int32_t d = 0; d < dim; d++)
                     reference_store(r->p.q_dtype, host, at++,
                                     given(r, what, layer, step->seqs[i]->tokens[step->seqs[i]->committed + t], h, d));
     assert_int_equal(clEnqueueWriteBuffer(queue_of(r, step), buffer, CL_TRUE, 0, size, host, 0, NULL, NULL), 0);
     free(host);
 }
 
-void rig_load(rig *r, const rig_step *step, int32_t layer)
+static void fill_canary(cl_command_queue queue, cl_mem buffer, size_t size)
 {
     const uint8_t canary = CANARY;
+    assert_int_equal(clEnqueueFillBuffer(queue, buffer, &canary, 1, 0, size, 0, NULL, NULL), 0);
+}
+
+void rig_load(rig *r, const rig_step *step, int32_t layer)
+{
     cl_command_queue queue = queue_of(r, step);
     assert_int_equal(clFinish(queue), CL_SUCCESS);
     load_rows(r, step, r->q, 'q', layer, r->p.num_heads);
     load_rows(r, step, r->k, 'k', r->source[layer], r->p.num_kv_heads);
     load_rows(r, step, r->v, 'v', r->source[layer], r->p.num_kv_heads);
-    assert_int_equal(
-        clEnqueueFillBuffer(queue, r->out, &canary, 1, 0, rows_bytes(r, r->p.num_heads, r->p.out_dtype), 0, NULL, NULL),
-        0);
-    assert_int_equal(
-        clEnqueueFillBuffer(queue, r->lse, &canary, 1, 0, rows_bytes(r, r->p.num_heads, KVLEAF_F32), 0, NULL, NULL), 0);
+    fill_canary(queue, r->out, rows_bytes(r, r->p.num_heads, rig_dim(r, layer), r->p.out_dtype));
+    fill_canary(queue, r->lse, rows_bytes(r, r->p.num_heads, 1, KVLEAF_F32));
     assert_int_equal(clFinish(queue), CL_SUCCESS);
 }
 
@@ -302,16 +336,16 @@ static kvleaf_tensor tensor(cl_mem buffer, kvleaf_dtype dtype, int32_t heads, in
 
 kvleaf_status rig_append(rig *r, const rig_step *step, int32_t layer)
 {
-    kvleaf_tensor k = tensor(r->k, r->p.q_dtype, r->p.num_kv_heads, r->p.head_dim);
-    kvleaf_tensor v = tensor(r->v, r->p.q_dtype, r->p.num_kv_heads, r->p.head_dim);
+    kvleaf_tensor k = tensor(r->k, r->p.q_dtype, r->p.num_kv_heads, rig_dim(r, layer));
+    kvleaf_tensor v = tensor(r->v, r->p.q_dtype, r->p.num_kv_heads, rig_dim(r, layer));
     kvleaf_exec exec = rig_exec(r, step);
     return kvleaf_append(plan_of(r, step), layer, &k, &v, &exec);
 }
 
 kvleaf_status rig_attend(rig *r, const rig_step *step, int32_t layer)
 {
-    kvleaf_tensor q = tensor(r->q, r->p.q_dtype, r->p.num_heads, r->p.head_dim);
-    kvleaf_tensor out = tensor(r->out, r->p.out_dtype, r->p.num_heads, r->p.head_dim);
+    kvleaf_tensor q = tensor(r->q, r->p.q_dtype, r->p.num_heads, rig_dim(r, layer));
+    kvleaf_tensor out = tensor(r->out, r->p.out_dtype, r->p.num_heads, rig_dim(r, layer));
     kvleaf_tensor lse = tensor(r->lse, KVLEAF_F32, r->p.num_heads, 1);
     kvleaf_exec exec = rig_exec(r, step);
     return kvleaf_attend(plan_of(r, step), layer, &q, &out, &lse, &exec);
@@ -336,7 +370,8 @@ static void collect(const rig *r, const rig_step *step, cl_mem buffer, size_t ro
 static void check_seq(rig *r, const rig_step *step, int32_t layer, int32_t index, int32_t first_row, const char *what)
 {
     const rig_seq *seq = step->seqs[index];
-    int32_t dim = r->p.head_dim, q_len = step->num_q[index], kv_len = seq->committed + q_len, heads = r->p.num_heads;
+    int32_t dim = rig_dim(r, layer), q_len = step->num_q[index], kv_len = seq->committed + q_len,
+            heads = r->p.num_heads;
     size_t kv_size = (size_t)(kv_len * r->p.num_kv_heads * dim), q_size = (size_t)(q_len * heads * dim), at = 0;
     float *k = malloc(kv_size * sizeof *k), *v = malloc(kv_size * sizeof *v);
     double *q = malloc(q_size * sizeof *q), *out = malloc(q_size * sizeof *out);
@@ -384,13 +419,19 @@ static void check_seq(rig *r, const rig_step *step, int32_t layer, int32_t index
     free(lse);
 }
 
+static uint8_t *out_of(const rig *r, int32_t layer)
+{
+    size_t row = (size_t)(r->p.num_heads * largest_dim(r)) * kvleaf_dtype_size(r->p.out_dtype);
+    return r->out_bits + (size_t)(layer * r->p.max_tokens) * row;
+}
+
 void rig_check(rig *r, const rig_step *step, int32_t layer, const char *what)
 {
     int32_t rows = 0;
     for (int32_t i = 0; i < step->n; i++)
         rows += step->num_q[i];
     size_t first = (size_t)layer * (size_t)r->p.max_tokens;
-    collect(r, step, r->out, rig_row_bytes(r), rows, r->out_bits + first * rig_row_bytes(r), what);
+    collect(r, step, r->out, rig_row_bytes(r, layer), rows, out_of(r, layer), what);
     collect(r, step, r->lse, (size_t)r->p.num_heads * sizeof(float), rows,
             r->lse_values + first * (size_t)r->p.num_heads, what);
     rows = 0;
@@ -436,14 +477,14 @@ void rig_run_one(rig *r, rig_seq *seq, int32_t num_q, kvleaf_family family, cons
     rig_run(r, &step, what);
 }
 
-size_t rig_row_bytes(const rig *r)
+size_t rig_row_bytes(const rig *r, int32_t layer)
 {
-    return (size_t)(r->p.num_heads * r->p.head_dim) * kvleaf_dtype_size(r->p.out_dtype);
+    return (size_t)(r->p.num_heads * rig_dim(r, layer)) * kvleaf_dtype_size(r->p.out_dtype);
 }
 
 const uint8_t *rig_out(const rig *r, int32_t layer, int32_t row)
 {
-    return r->out_bits + (size_t)(layer * r->p.max_tokens + row) * rig_row_bytes(r);
+    return out_of(r, layer) + (size_t)row * rig_row_bytes(r, layer);
 }
 
 const float *rig_lse(const rig *r, int32_t layer, int32_t row)
@@ -453,34 +494,37 @@ const float *rig_lse(const rig *r, int32_t layer, int32_t row)
 
 uint8_t *rig_pool_bytes(const rig *r, int32_t layer, bool value, size_t *size)
 {
-    cl_mem k, v;
-    ASSERT_OK(kvleaf_pool_memory(r->pool, layer, &k, &v));
-    assert_int_equal(clGetMemObjectInfo(value ? v : k, CL_MEM_SIZE, sizeof *size, size, NULL), CL_SUCCESS);
-    return support_read(r->queue, value ? v : k, *size);
+    cl_mem side = side_of(r, layer, value, size);
+    return support_read(r->queue, side, *size);
+}
+
+/* The same for K or V of one layer. */
+static void check_side(const rig *r, const rig_seq *seq, int32_t layer, bool value, const char *what)
+{
+    kvleaf_pool_params pool = {.struct_size = sizeof pool};
+    ASSERT_OK(kvleaf_pool_query(r->pools[r->group[layer]], &pool));
+    int32_t table[RIG_LENGTH], count = 0, dim = pool.head_dim_k, heads = pool.num_kv_heads;
+    ASSERT_OK(kvleaf_seq_table(r->cache, seq->seq, r->group[layer], table, RIG_LENGTH, &count));
+    size_t tile = kvleaf_layout_tile(pool.layout, pool.block_size, dim), size;
+    uint8_t *bytes = rig_pool_bytes(r, layer, value, &size);
+    for (int32_t t = 0; t < seq->committed; t++)
+        for (int32_t h = 0; h < heads && table[t / pool.block_size] >= 0; h++)
+            for (int32_t d = 0; d < dim; d++) {
+                size_t at = ((size_t)table[t / pool.block_size] * (size_t)heads + (size_t)h) * tile +
+                            kvleaf_layout_offset(pool.layout, value, pool.block_size, dim, t % pool.block_size, d);
+                float expected = stored(r, value ? 'v' : 'k', r->source[layer], seq->tokens[t], h, d);
+                if (reference_load(r->p.kv_dtype, bytes, at) != expected)
+                    fail_msg("%s: layer %d, %s of token %d, head %d, dim %d is not what was written", what, layer,
+                             value ? "V" : "K", t, h, d);
+            }
+    free(bytes);
 }
 
 void rig_check_stored(rig *r, const rig_seq *seq, const char *what)
 {
-    kvleaf_pool_params pool = {.struct_size = sizeof pool};
-    ASSERT_OK(kvleaf_pool_query(r->pool, &pool));
-    int32_t table[RIG_LENGTH], count = 0, dim = r->p.head_dim, heads = r->p.num_kv_heads, block_size = r->p.block_size;
-    ASSERT_OK(kvleaf_seq_table(r->cache, seq->seq, table, RIG_LENGTH, &count));
-    size_t tile = kvleaf_layout_tile(pool.layout, block_size, dim), size;
-    for (int32_t layer = 0; layer < r->pool_layers; layer++)
-        for (int value = 0; value < 2; value++) {
-            uint8_t *bytes = rig_pool_bytes(r, layer, value, &size);
-            for (int32_t t = 0; t < seq->committed; t++)
-                for (int32_t h = 0; h < heads; h++)
-                    for (int32_t d = 0; d < dim; d++) {
-                        size_t at = ((size_t)table[t / block_size] * (size_t)heads + (size_t)h) * tile +
-                                    kvleaf_layout_offset(pool.layout, value, block_size, dim, t % block_size, d);
-                        float expected = stored(r, value ? 'v' : 'k', layer, seq->tokens[t], h, d);
-                        if (reference_load(r->p.kv_dtype, bytes, at) != expected)
-                            fail_msg("%s: layer %d, %s of token %d, head %d, dim %d is not what was written", what,
-                                     layer, value ? "V" : "K", t, h, d);
-                    }
-            free(bytes);
-        }
+    for (int32_t i = 0; i < 2 * r->p.num_layers; i++)
+        if (r->source[i / 2] == i / 2)
+            check_side(r, seq, i / 2, i % 2, what);
 }
 
 kvleaf_blocks_stats rig_stats(const rig *r)

@@ -17,7 +17,9 @@ typedef struct rig_params {
     kvleaf_dtype q_dtype, kv_dtype, out_dtype;
     kvleaf_layout layout;
     int32_t num_layers, num_heads, num_kv_heads, head_dim, block_size, num_blocks;
-    int32_t kv_layer[RIG_LAYERS]; /* as kvleaf_layer */
+    int32_t kv_layer[RIG_LAYERS], window[RIG_LAYERS]; /* as kvleaf_layer */
+    int32_t layer_dim[RIG_LAYERS];                    /* head_dim of a layer; 0 = head_dim */
+    int32_t window_blocks;                            /* of pools with a window; 0 = num_blocks */
     int32_t max_sequences, max_context, max_entries, max_tokens, steps_in_flight;
     int64_t max_decode_keys;
     const int32_t *free_order; /* [num_blocks], or NULL */
@@ -32,15 +34,17 @@ typedef struct rig {
     rig_params p;
     kvleaf_device *device;
     cl_command_queue queue;
-    kvleaf_pool *pool;
+    kvleaf_pool *pools[RIG_LAYERS]; /* one a group */
     kvleaf_cache *cache;
     kvleaf_plan *plan;
-    int32_t pool_layers, source[RIG_LAYERS]; /* whose keys a layer reads */
+    int32_t num_groups, group[RIG_LAYERS];
+    int32_t source[RIG_LAYERS];     /* the layer whose keys a layer reads */
+    int32_t pool_layer[RIG_LAYERS]; /* where they are in the group's pool */
     cl_mem q, k, v, out, lse;
     int32_t next_token;
     rig_seq *seqs[RIG_SEQS]; /* those not ended; rig_close frees them */
-    /* Outputs of the last step: [layers][max_tokens][num_heads][head_dim] as stored, [layers][max_tokens][num_heads].
-     */
+    /* Outputs of the last step: [layers][max_tokens][num_heads][largest head_dim] as stored, packed from each layer's
+     * start, and [layers][max_tokens][num_heads]. */
     uint8_t *out_bits;
     float *lse_values;
 } rig;
@@ -57,8 +61,7 @@ rig_params rig_defaults(void);
 /* Opens device, queue, pool, cache and plan; a failing call fails the test. */
 void rig_open(rig *r, const rig_params *params);
 void rig_close(rig *r);
-/* Pool and cache as the rig makes them, without the assertions. */
-kvleaf_status rig_make_pool(rig *r);
+/* Cache and plan as the rig makes them, without the assertions. */
 kvleaf_status rig_make_cache(rig *r);
 kvleaf_status rig_make_plan(rig *r, kvleaf_plan **plan);
 
@@ -101,9 +104,10 @@ void rig_run_one(rig *r, rig_seq *seq, int32_t num_q, kvleaf_family family, cons
 /* Bytes of a row of the last step's output and its LSE. */
 const uint8_t *rig_out(const rig *r, int32_t layer, int32_t row);
 const float *rig_lse(const rig *r, int32_t layer, int32_t row);
-size_t rig_row_bytes(const rig *r);
+size_t rig_row_bytes(const rig *r, int32_t layer);
+int32_t rig_dim(const rig *r, int32_t layer);
 
-/* All bytes of K or V of a pool layer. */
+/* All bytes of K or V that a layer reads. */
 uint8_t *rig_pool_bytes(const rig *r, int32_t layer, bool value, size_t *size);
 /* Whether the committed tokens of a sequence lie in the pool as the model says, in every layer. */
 void rig_check_stored(rig *r, const rig_seq *seq, const char *what);

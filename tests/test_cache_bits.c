@@ -16,7 +16,7 @@ typedef struct rows {
 static rows make_rows(const rig *r, int32_t most)
 {
     size_t layers = (size_t)r->p.num_layers;
-    return (rows){.out = calloc((size_t)most * layers, rig_row_bytes(r)),
+    return (rows){.out = calloc((size_t)most * layers, rig_row_bytes(r, 0)),
                   .lse = calloc((size_t)most * layers * (size_t)r->p.num_heads, sizeof(float))};
 }
 
@@ -32,7 +32,7 @@ static void add_rows(const rig *r, rows *to, int32_t first, int32_t count)
     for (int32_t i = 0; i < count; i++, to->count++)
         for (int32_t layer = 0; layer < r->p.num_layers; layer++) {
             size_t at = (size_t)(to->count * r->p.num_layers + layer), heads = (size_t)r->p.num_heads;
-            memcpy(to->out + at * rig_row_bytes(r), rig_out(r, layer, first + i), rig_row_bytes(r));
+            memcpy(to->out + at * rig_row_bytes(r, 0), rig_out(r, layer, first + i), rig_row_bytes(r, 0));
             memcpy(to->lse + at * heads, rig_lse(r, layer, first + i), heads * sizeof(float));
         }
 }
@@ -40,7 +40,7 @@ static void add_rows(const rig *r, rows *to, int32_t first, int32_t count)
 static void assert_same_rows(const rig *r, const rows *a, int32_t first_a, const rows *b, int32_t first_b,
                              int32_t count, const char *what)
 {
-    size_t row = rig_row_bytes(r) * (size_t)r->p.num_layers, lse = (size_t)(r->p.num_layers * r->p.num_heads);
+    size_t row = rig_row_bytes(r, 0) * (size_t)r->p.num_layers, lse = (size_t)(r->p.num_layers * r->p.num_heads);
     for (int32_t i = 0; i < count; i++) {
         size_t at_a = (size_t)(first_a + i), at_b = (size_t)(first_b + i);
         if (memcmp(a->out + at_a * row, b->out + at_b * row, row) ||

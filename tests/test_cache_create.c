@@ -14,6 +14,7 @@ static void test_cache_refuses(void **state)
     kvleaf_layer second = good;
     const float sink = 0;
     int32_t twice[] = {1, 1};
+    kvleaf_pool *const pools[] = {r.pools[0], r.pools[0]};
     typedef struct refusal {
         kvleaf_layer layer;
         kvleaf_cache_params params; /* layers, pools are filled in where they are not said to be null */
@@ -38,7 +39,7 @@ static void test_cache_refuses(void **state)
         {{.num_heads = 4, .num_kv_heads = 4, .head_dim_k = 16}, {0}, KVLEAF_INVALID, "num_kv_heads"},
         {{.num_heads = 4, .num_kv_heads = 2, .head_dim_k = 32}, {0}, KVLEAF_INVALID, "head_dim_k"},
         LAYER(KVLEAF_UNSUPPORTED, "head_dim_v", .head_dim_v = 8),
-        LAYER(KVLEAF_UNSUPPORTED, "window", .window = 4),
+        LAYER(KVLEAF_INVALID, "window", .window = -1),
         LAYER(KVLEAF_UNSUPPORTED, "softcap", .softcap = 1),
         LAYER(KVLEAF_UNSUPPORTED, "sinks", .sinks = &sink),
         LAYER(KVLEAF_INVALID, "softmax_scale", .softmax_scale = -1),
@@ -51,7 +52,7 @@ static void test_cache_refuses(void **state)
         PARAMS(KVLEAF_INVALID, "num_layers", .num_layers = -1),
         PARAMS(KVLEAF_INVALID, "num_layers", .num_layers = 1),
         PARAMS(KVLEAF_INVALID, "num_pools", .num_pools = -1),
-        PARAMS(KVLEAF_UNSUPPORTED, "num_pools", .num_pools = 2),
+        PARAMS(KVLEAF_INVALID, "num_pools", .num_pools = 2),
         PARAMS(KVLEAF_INVALID, "q_dtype", .q_dtype = (kvleaf_dtype)9),
         PARAMS(KVLEAF_INVALID, "out_dtype", .out_dtype = (kvleaf_dtype)9),
         PARAMS(KVLEAF_INVALID, "max_sequences", .max_sequences = -1),
@@ -69,7 +70,7 @@ static void test_cache_refuses(void **state)
         params.struct_size = params.struct_size ? params.struct_size : sizeof params;
         params.layers = layers;
         params.num_layers = params.num_layers ? params.num_layers : 2;
-        params.pools = &r.pool;
+        params.pools = pools;
         params.num_pools = params.num_pools ? params.num_pools : 1;
         kvleaf_cache *cache = NULL;
         ASSERT_FAILS(cases[i].status, cases[i].field, kvleaf_cache_create(r.device, &params, &cache));
@@ -90,7 +91,7 @@ static void test_cache_nulls_and_foreign_pool(void **state)
     kvleaf_pool *none = NULL;
     kvleaf_cache *cache = NULL;
     kvleaf_cache_params params = {
-        .struct_size = sizeof params, .layers = layers, .num_layers = 2, .pools = &r.pool, .num_pools = 1};
+        .struct_size = sizeof params, .layers = layers, .num_layers = 2, .pools = r.pools, .num_pools = 1};
     ASSERT_FAILS(KVLEAF_FOREIGN, "pools", kvleaf_cache_create(other, &params, &cache));
     ASSERT_FAILS(KVLEAF_INVALID, "device", kvleaf_cache_create(NULL, &params, &cache));
     ASSERT_FAILS(KVLEAF_INVALID, "out", kvleaf_cache_create(r.device, &params, NULL));
@@ -101,7 +102,7 @@ static void test_cache_nulls_and_foreign_pool(void **state)
     params.pools = NULL;
     ASSERT_FAILS(KVLEAF_INVALID, "pools", kvleaf_cache_create(r.device, &params, &cache));
     params.pools = &none;
-    ASSERT_FAILS(KVLEAF_INVALID, "pools[0]", kvleaf_cache_create(r.device, &params, &cache));
+    ASSERT_FAILS(KVLEAF_INVALID, "pools", kvleaf_cache_create(r.device, &params, &cache));
     assert_null(cache);
     kvleaf_cache_destroy(NULL);
     kvleaf_cache_destroy(&cache);
@@ -123,6 +124,7 @@ static void test_plan_refuses(void **state)
         {{.struct_size = 3}, "struct_size"},          {{.max_entries = -1}, "max_entries"},
         {{.max_tokens = -1}, "max_tokens"},           {{.max_decode_keys = -1}, "max_decode_keys"},
         {{.steps_in_flight = -1}, "steps_in_flight"}, {{.steps_in_flight = 100000}, "steps_in_flight"},
+        {{.sharing = (kvleaf_sharing)3}, "sharing"},
     };
     kvleaf_plan *plan = NULL;
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
@@ -152,7 +154,7 @@ static void test_lifetimes(void **state)
     rig_open(&r, &p);
     rig_seq *seq = rig_seq_new(&r);
     rig_extend(&r, seq, 5);
-    kvleaf_pool_destroy(&r.pool);
+    kvleaf_pool_destroy(&r.pools[0]);
     kvleaf_device_destroy(&r.device);
     const rig_step step = {.seqs = {seq}, .num_q = {5}, .n = 1};
     ASSERT_OK(rig_build(&r, &step));
@@ -190,7 +192,7 @@ static void test_sequences(void **state)
         ASSERT_STATUS(bad[i].status, kvleaf_seq_fork(r.cache, bad[i].seq, 0, &copy));
         ASSERT_STATUS(bad[i].status, kvleaf_seq_truncate(r.cache, bad[i].seq, 0));
         ASSERT_STATUS(bad[i].status, kvleaf_seq_query(r.cache, bad[i].seq, &info));
-        ASSERT_STATUS(bad[i].status, kvleaf_seq_table(r.cache, bad[i].seq, NULL, 0, &count));
+        ASSERT_STATUS(bad[i].status, kvleaf_seq_table(r.cache, bad[i].seq, 0, NULL, 0, &count));
         ASSERT_STATUS(bad[i].status, kvleaf_seq_destroy(r.cache, &copy));
         assert_int_equal(copy, bad[i].seq);
     }
@@ -200,7 +202,7 @@ static void test_sequences(void **state)
     ASSERT_FAILS(KVLEAF_INVALID, "cache", kvleaf_seq_fork(NULL, handle, 0, &handle));
     ASSERT_FAILS(KVLEAF_INVALID, "cache", kvleaf_seq_truncate(NULL, handle, 0));
     ASSERT_FAILS(KVLEAF_INVALID, "cache", kvleaf_seq_query(NULL, handle, &info));
-    ASSERT_FAILS(KVLEAF_INVALID, "cache", kvleaf_seq_table(NULL, handle, NULL, 0, &count));
+    ASSERT_FAILS(KVLEAF_INVALID, "cache", kvleaf_seq_table(NULL, handle, 0, NULL, 0, &count));
     ASSERT_FAILS(KVLEAF_INVALID, "cache", kvleaf_seq_destroy(NULL, &handle));
     ASSERT_FAILS(KVLEAF_INVALID, "cache", kvleaf_cache_query(NULL, &stats));
     assert_null(kvleaf_cache_blocks(NULL));

@@ -57,7 +57,7 @@ static kvleaf_status build_behind(rig *r, const rig_step *step, cl_uint num_wait
 static bool untouched(const rig *r, cl_command_queue queue)
 {
     uint8_t first[4] = {0};
-    assert_int_equal(clEnqueueReadBuffer(queue, r->out, CL_TRUE, 3 * rig_row_bytes(r), 4, first, 0, NULL, NULL), 0);
+    assert_int_equal(clEnqueueReadBuffer(queue, r->out, CL_TRUE, 3 * rig_row_bytes(r, 0), 4, first, 0, NULL, NULL), 0);
     return first[0] == 0x5a && first[1] == 0x5a && first[2] == 0x5a && first[3] == 0x5a;
 }
 

@@ -15,7 +15,7 @@ typedef struct picture {
 static picture take_picture(const rig *r)
 {
     picture p = {{0}, 0};
-    for (int32_t i = 0; i < 2 * r->pool_layers; i++)
+    for (int32_t i = 0; i < 2 * r->p.num_layers; i++)
         p.side[i] = rig_pool_bytes(r, i / 2, i % 2, &p.size);
     return p;
 }
@@ -35,7 +35,7 @@ static void assert_only_changed(const rig *r, const picture *before, const int32
         bool may = false;
         for (int32_t i = 0; i < count; i++)
             may = may || blocks[i] == block;
-        for (int32_t i = 0; !may && i < 2 * r->pool_layers; i++)
+        for (int32_t i = 0; !may && i < 2 * r->p.num_layers; i++)
             if (memcmp(now.side[i] + (size_t)block * block_bytes, before->side[i] + (size_t)block * block_bytes,
                        block_bytes))
                 fail_msg("block %d changed in layer %d", block, i / 2);
@@ -46,7 +46,7 @@ static void assert_only_changed(const rig *r, const picture *before, const int32
 static int32_t last_block(const rig *r, const rig_seq *seq)
 {
     int32_t table[64], count = 0;
-    ASSERT_OK(kvleaf_seq_table(r->cache, seq->seq, table, 64, &count));
+    ASSERT_OK(kvleaf_seq_table(r->cache, seq->seq, 0, table, 64, &count));
     return table[count - 1];
 }
 

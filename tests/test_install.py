@@ -27,7 +27,7 @@ int main(void)
     int32_t table[8], count = 0;
     if (kvleaf_blocks_create(kvleaf_blocks_params(.num_blocks = 8), &blocks) ||
         kvleaf_blocks_seq_create(blocks, NULL, &seq) || kvleaf_blocks_seq_extend(blocks, seq, &tokens, NULL) ||
-        kvleaf_blocks_seq_table(blocks, seq, table, 8, &count))
+        kvleaf_blocks_seq_table(blocks, seq, 0, table, 8, &count))
         return 1;
     printf("%s: %d blocks\\n", kvleaf_version(), (int)count);
     kvleaf_blocks_destroy(&blocks);

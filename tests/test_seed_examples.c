@@ -407,7 +407,7 @@ static float *managed_read(const managed *m, kvleaf_seq seq, int32_t count, bool
     ASSERT_OK(kvleaf_pool_query(m->pool, &params));
     ASSERT_OK(kvleaf_pool_size(device, &params, &size));
     ASSERT_OK(kvleaf_pool_memory(m->pool, 0, &k_mem, &v_mem));
-    ASSERT_OK(kvleaf_seq_table(m->cache, seq, table, 16, &in_use));
+    ASSERT_OK(kvleaf_seq_table(m->cache, seq, 0, table, 16, &in_use));
     pool = malloc(size.layer_bytes);
     assert_true(pool && out && (int64_t)in_use * m->block_size >= count);
     read_bytes(value ? v_mem : k_mem, pool, size.layer_bytes);
@@ -440,7 +440,7 @@ static void assert_managed_table(const managed *m, kvleaf_seq seq, const int32_t
 {
     int32_t table[16], in_use = -1;
 
-    ASSERT_OK(kvleaf_seq_table(m->cache, seq, table, 16, &in_use));
+    ASSERT_OK(kvleaf_seq_table(m->cache, seq, 0, table, 16, &in_use));
     assert_int_equal(in_use, count);
     assert_memory_equal(table, expected, (size_t)count * sizeof *expected);
 }

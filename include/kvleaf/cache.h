@@ -26,7 +26,7 @@ typedef struct kvleaf_plan kvleaf_plan;
 typedef struct kvleaf_layer {
     int32_t num_heads, num_kv_heads;
     int32_t head_dim_k, head_dim_v;  /* head_dim_v 0 = head_dim_k; another value is UNSUPPORTED */
-    int32_t window;                  /* 0 = none; else UNSUPPORTED */
+    int32_t window;                  /* tokens a row sees, itself included; 0 = all */
     float softmax_scale;             /* 0 = 1 / sqrt(head_dim_k) */
     float softcap;                   /* 0 = none; else UNSUPPORTED */
     const float *sinks;              /* NULL = none; else UNSUPPORTED */
@@ -35,14 +35,18 @@ typedef struct kvleaf_layer {
 
 typedef struct kvleaf_cache_params {
     uint32_t struct_size;
-    const kvleaf_layer *layers;      /* [num_layers], copied; all of one geometry, else UNSUPPORTED */
+    const kvleaf_layer *layers;      /* [num_layers], copied. Layers of one num_kv_heads, head_dim and window are a
+                                        group; within a group num_heads is one, else UNSUPPORTED */
     int32_t num_layers;
-    kvleaf_pool *const *pools;       /* [num_pools], retained; its num_layers = layers with K/V of their own */
-    int32_t num_pools;               /* 1; more is UNSUPPORTED */
+    kvleaf_pool *const *pools;       /* [num_pools], retained; one a group, in the order in which the groups first occur
+                                        in `layers`; its num_layers = the group's layers with K/V of their own; all of
+                                        one block size */
+    int32_t num_pools;
     kvleaf_dtype q_dtype, out_dtype;
     int32_t max_sequences;           /* live at once; 0 = 256 */
-    int32_t max_context;             /* tokens a sequence; 0 = all of the pool */
-    const int32_t *free_order;       /* as kvleaf_blocks_params */
+    int32_t max_context;             /* tokens a sequence; 0 = what the largest pool holds. At most what the smallest
+                                        pool of layers without a window holds */
+    const int32_t *free_order;       /* as kvleaf_blocks_params; with more than one group NULL */
     int32_t free_count;
 } kvleaf_cache_params;
 
@@ -59,6 +63,7 @@ typedef struct kvleaf_plan_params {
     int64_t max_decode_keys;         /* as kvleaf_attention_params; 0 = max_entries * max_context, at most
                                         4 x the pool's slots + max_entries x 512 */
     int32_t steps_in_flight;         /* 0 = 2 */
+    kvleaf_sharing sharing;          /* as kvleaf_attention_params */
 } kvleaf_plan_params;
 
 #define KVLEAF_PLAN_PARAMS_INIT KVLEAF_INIT(kvleaf_plan_params)
@@ -77,13 +82,17 @@ typedef struct kvleaf_batch_entry {
     kvleaf_seq kv_seq;               /* 0 */
 } kvleaf_batch_entry;
 
-/* Makes a cache over the pool and builds nothing yet. Retains device and pools. INVALID: a null, a geometry that does
- * not fit the pool, a GQA ratio that is no integer. UNSUPPORTED: layers of several geometries, several pools, window,
- * softcap, sinks. FOREIGN: a pool of another device. NO_MEMORY. */
+/* Makes a cache over the pools and builds nothing yet. Retains device and pools. INVALID: a null, a group whose pool
+ * has another geometry, more or fewer pools than groups, a GQA ratio that is no integer. UNSUPPORTED: a layer that
+ * reads the K/V of one of another group, several num_heads in a group, softcap, sinks. FOREIGN: a pool of another
+ * device. NO_MEMORY. */
 KVLEAF_API kvleaf_status kvleaf_cache_create(kvleaf_device *device, const kvleaf_cache_params *params,
                                              kvleaf_cache **out);
 /* NULL is safe; sets *cache to NULL. Its plans must be destroyed first. Never blocks on the device. */
 KVLEAF_API void kvleaf_cache_destroy(kvleaf_cache **cache);
+
+/* The group of a layer, as the calls below number them; -1 out of range. */
+KVLEAF_API int32_t kvleaf_cache_group(const kvleaf_cache *cache, int32_t layer);
 
 /* Sequences: as kvleaf_blocks_seq_*, with the same statuses. extend also answers DEVICE after a device error. */
 KVLEAF_API kvleaf_status kvleaf_seq_create(kvleaf_cache *cache, const kvleaf_seq_params *params, kvleaf_seq *out);
@@ -94,8 +103,8 @@ KVLEAF_API kvleaf_status kvleaf_seq_fork(kvleaf_cache *cache, kvleaf_seq seq, in
 KVLEAF_API kvleaf_status kvleaf_seq_truncate(kvleaf_cache *cache, kvleaf_seq seq, int64_t length);
 KVLEAF_API kvleaf_status kvleaf_seq_destroy(kvleaf_cache *cache, kvleaf_seq *seq);
 KVLEAF_API kvleaf_status kvleaf_seq_query(const kvleaf_cache *cache, kvleaf_seq seq, kvleaf_seq_info *info);
-KVLEAF_API kvleaf_status kvleaf_seq_table(const kvleaf_cache *cache, kvleaf_seq seq, int32_t *table,
-                                          int32_t capacity, int32_t *count);
+KVLEAF_API kvleaf_status kvleaf_seq_table(const kvleaf_cache *cache, kvleaf_seq seq, int32_t group,
+                                          int32_t *table, int32_t capacity, int32_t *count);
 KVLEAF_API kvleaf_status kvleaf_cache_query(const kvleaf_cache *cache, kvleaf_blocks_stats *stats);
 /* The cache's block manager, to look at (kvleaf_blocks_refcount); NULL for a null cache. */
 KVLEAF_API const kvleaf_blocks *kvleaf_cache_blocks(const kvleaf_cache *cache);

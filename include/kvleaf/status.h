@@ -19,13 +19,16 @@
 
 /* What a params struct starts as: struct_size set, the rest zero. The KVLEAF_..._INIT of each are made of it. */
 #ifdef __cplusplus
-template <typename params_type> inline params_type kvleaf_init()
+namespace kvleaf
+{
+template <typename params_type> inline params_type init()
 {
     params_type params = params_type();
     params.struct_size = static_cast<uint32_t>(sizeof(params_type));
     return params;
 }
-#define KVLEAF_INIT(type) kvleaf_init<type>()
+}
+#define KVLEAF_INIT(type) kvleaf::init<type>()
 #else
 #define KVLEAF_INIT(type) { .struct_size = sizeof(type) }
 #endif

@@ -35,11 +35,12 @@ static kvleaf_status append(kvleaf_plan *plan, int32_t layer, const kvleaf_tenso
     if (!at->owns)
         return kvl_fail(KVLEAF_INVALID, "layer", layer, at->pool_layer,
                         "layer %d has no keys and values of its own, it reads those of an earlier one", layer);
+    const kvl_plan_group *part = &plan->groups[at->group];
     kvl_tail_call call;
     status = kvl_tail_begin(&plan->cache->tail, exec, &call);
     if (status)
         return status;
-    status = kvl_engine_append(plan->engine, k, v, &plan->views[at->pool_layer], &call.chain);
+    status = kvl_engine_append(part->engine, k, v, &part->views[at->pool_layer], &call.chain);
     return kvl_tail_end(&call, status);
 }
 
@@ -56,11 +57,12 @@ static kvleaf_status attend(kvleaf_plan *plan, int32_t layer, const kvleaf_tenso
     if (status)
         return status;
     const kvl_cache_layer *at = &plan->cache->layers[layer];
+    const kvl_plan_group *part = &plan->groups[at->group];
     kvl_tail_call call;
     status = kvl_tail_begin(&plan->cache->tail, exec, &call);
     if (status)
         return status;
-    status = kvl_engine_attend(plan->engine, q, &plan->views[at->pool_layer], out, lse, at->softmax_scale, &call.chain);
+    status = kvl_engine_attend(part->engine, q, &part->views[at->pool_layer], out, lse, at->softmax_scale, &call.chain);
     return kvl_tail_end(&call, status);
 }
 
@@ -76,10 +78,12 @@ kvleaf_status kvleaf_gather(kvleaf_plan *plan, int32_t layer, const kvleaf_tenso
     kvleaf_status status = check_call(plan, layer, exec);
     if (status)
         return status;
+    const kvl_cache_layer *at = &plan->cache->layers[layer];
+    const kvl_plan_group *part = &plan->groups[at->group];
     kvl_tail_call call;
     status = kvl_tail_begin(&plan->cache->tail, exec, &call);
     if (status)
         return status;
-    status = kvl_engine_gather(plan->engine, &plan->views[plan->cache->layers[layer].pool_layer], k, v, &call.chain);
+    status = kvl_engine_gather(part->engine, &part->views[at->pool_layer], k, v, &call.chain);
     return kvl_tail_end(&call, status);
 }

@@ -111,7 +111,7 @@ int32_t small_table(tour *t, const small *s, kvleaf_seq seq, const char *name, i
 {
     int32_t count = 0;
 
-    MUST(kvleaf_seq_table(s->cache, seq, table, 16, &count));
+    MUST(kvleaf_seq_table(s->cache, seq, 0, table, 16, &count));
     tour_ints(t, name, table, count);
     return count;
 }

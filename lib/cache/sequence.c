@@ -1,0 +1,70 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Sequences and blocks of a cache: calls on its block manager. */
+#include "cache/cache.h"
+
+static kvleaf_status check_cache(const kvleaf_cache *cache)
+{
+    return cache ? KVLEAF_OK : kvl_fail_null("cache");
+}
+
+kvleaf_status kvleaf_seq_create(kvleaf_cache *cache, const kvleaf_seq_params *params, kvleaf_seq *out)
+{
+    kvleaf_status status = check_cache(cache);
+    return status ? status : kvleaf_blocks_seq_create(cache->blocks, params, out);
+}
+
+kvleaf_status kvleaf_seq_extend(kvleaf_cache *cache, kvleaf_seq seq, const kvleaf_tokens *tokens, int64_t *cached)
+{
+    kvleaf_status status = check_cache(cache);
+    if (!status)
+        status = kvl_tail_check(&cache->tail);
+    return status ? status : kvleaf_blocks_seq_extend(cache->blocks, seq, tokens, cached);
+}
+
+kvleaf_status kvleaf_can_extend(const kvleaf_cache *cache, kvleaf_seq seq, int64_t count, bool *out)
+{
+    kvleaf_status status = check_cache(cache);
+    return status ? status : kvleaf_blocks_can_extend(cache->blocks, seq, count, out);
+}
+
+kvleaf_status kvleaf_seq_fork(kvleaf_cache *cache, kvleaf_seq seq, int64_t pos, kvleaf_seq *child)
+{
+    kvleaf_status status = check_cache(cache);
+    return status ? status : kvleaf_blocks_seq_fork(cache->blocks, seq, pos, child);
+}
+
+kvleaf_status kvleaf_seq_truncate(kvleaf_cache *cache, kvleaf_seq seq, int64_t length)
+{
+    kvleaf_status status = check_cache(cache);
+    return status ? status : kvleaf_blocks_seq_truncate(cache->blocks, seq, length);
+}
+
+kvleaf_status kvleaf_seq_destroy(kvleaf_cache *cache, kvleaf_seq *seq)
+{
+    kvleaf_status status = check_cache(cache);
+    return status ? status : kvleaf_blocks_seq_destroy(cache->blocks, seq);
+}
+
+kvleaf_status kvleaf_seq_query(const kvleaf_cache *cache, kvleaf_seq seq, kvleaf_seq_info *info)
+{
+    kvleaf_status status = check_cache(cache);
+    return status ? status : kvleaf_blocks_seq_query(cache->blocks, seq, info);
+}
+
+kvleaf_status kvleaf_seq_table(const kvleaf_cache *cache, kvleaf_seq seq, int32_t group, int32_t *table,
+                               int32_t capacity, int32_t *count)
+{
+    kvleaf_status status = check_cache(cache);
+    return status ? status : kvleaf_blocks_seq_table(cache->blocks, seq, group, table, capacity, count);
+}
+
+kvleaf_status kvleaf_cache_query(const kvleaf_cache *cache, kvleaf_blocks_stats *stats)
+{
+    kvleaf_status status = check_cache(cache);
+    return status ? status : kvleaf_blocks_query(cache->blocks, stats);
+}
+
+const kvleaf_blocks *kvleaf_cache_blocks(const kvleaf_cache *cache)
+{
+    return cache ? cache->blocks : NULL;
+}
