@@ -110,8 +110,15 @@ void problem_array_poison(problem_array *array, problem_poison poison)
         reference_store(array->dtype, array->host, i, poison == PROBLEM_NAN ? NAN : INFINITY);
 }
 
-/* A shuffled choice of block ids for each sequence; what lies behind a sequence's length is anything but an id to use.
- */
+/* The first position that a sequence's first row sees. */
+static int64_t first_kept(const problem *problem, int32_t index)
+{
+    reference_seq seq = problem_reference_seq(problem, index);
+    return reference_first(&seq, 0);
+}
+
+/* A shuffled choice of block ids for each sequence; what lies behind a sequence's length, or before its window, is
+ * anything but an id to use. */
 static bool make_table(problem *problem)
 {
     int32_t block_size = problem->geometry.block_size, needed = 0, next = 0;
@@ -137,10 +144,12 @@ static bool make_table(problem *problem)
     for (int32_t i = 0; i < problem->num_seqs; i++) {
         int32_t blocks = (problem->seqs[i].kv_len + block_size - 1) / block_size;
         int32_t *row = problem->table + (size_t)i * (size_t)problem->columns;
+        int64_t kept = first_kept(problem, i) / block_size;
         for (int32_t c = 0; c < problem->columns; c++) {
             static const int32_t unused[] = {-1, INT_MAX, 0, INT_MIN};
-            if (c < blocks)
-                row[c] = order[next++];
+            int32_t id = c < blocks ? order[next++] : 0;
+            if (c >= kept && c < blocks)
+                row[c] = id;
             else
                 row[c] = c % 4 == 2 ? order[needed] : unused[c % 4];
         }
@@ -214,6 +223,7 @@ reference_seq problem_reference_seq(const problem *problem, int32_t index)
     out.q_len = seq->q_len;
     out.kv_len = seq->kv_len;
     out.causal = seq->mask == KVLEAF_MASK_CAUSAL;
+    out.window = problem->geometry.window;
     return out;
 }
 
@@ -231,7 +241,7 @@ static void fill_kv(problem *problem)
     for (int32_t i = 0; i < problem->num_seqs; i++) {
         reference_seq seq = problem_reference_seq(problem, i);
         uint32_t id = problem->seqs[i].id;
-        for (int64_t t = 0; t < seq.kv_len; t++) {
+        for (int64_t t = reference_first(&seq, 0); t < seq.kv_len; t++) {
             for (int32_t h = 0; h < g->num_kv_heads; h++) {
                 for (int32_t d = 0; d < problem_stored_dims(g); d++) {
                     bool there = d < g->head_dim;
@@ -343,6 +353,7 @@ kvleaf_attention_params problem_attention_params(const problem_geometry *geometr
     params.out_dtype = geometry->out_dtype;
     params.layout = geometry->view == PROBLEM_PACKED ? geometry->layout : KVLEAF_LAYOUT_STRIDED;
     params.block_size = geometry->view == PROBLEM_CONTIGUOUS ? 0 : geometry->block_size;
+    params.window = geometry->window;
     params.softmax_scale = geometry->softmax_scale;
     params.max_seqs = max_seqs;
     params.max_tokens = max_tokens;

@@ -8,7 +8,8 @@
  * Every value is a function of (seed, sequence id, position, head, dim), so that the same sequence can be had alone, in
  * another batch, in other blocks, or as a chunk of its prompt, and its rows compared bit for bit. What no sequence
  * owns is poison: unused slots, unused blocks, padding, gaps between strided elements, unused columns of the block
- * table. Outputs lie between guard zones and every byte that is no output must stay as it was. */
+ * table; and so is what lies before the window of a sequence's first row. Outputs lie between guard zones and every
+ * byte that is no output must stay as it was. */
 
 #include <kvleaf/attention.h>
 
@@ -30,6 +31,7 @@ typedef struct problem_geometry {
     problem_view view;
     kvleaf_layout layout; /* of PACKED */
     int32_t num_heads, num_kv_heads, head_dim, block_size;
+    int32_t window;
     float softmax_scale; /* 0 = default */
     bool odd;            /* odd offsets and strides, where else everything is packed */
 } problem_geometry;

@@ -92,20 +92,30 @@ size_t reference_seq_index(const reference_kv *kv, const reference_seq *seq, boo
     return reference_kv_index(kv, value, seq->table[position / kv->block_size], position % kv->block_size, head, dim);
 }
 
+int64_t reference_first(const reference_seq *seq, int64_t row)
+{
+    int64_t first = row + seq->kv_len - seq->q_len - seq->window + 1;
+    return seq->window && first > 0 ? first : 0;
+}
+
 int64_t reference_visible(const reference_seq *seq, int64_t row)
 {
-    int64_t visible = seq->causal ? row + seq->kv_len - seq->q_len + 1 : seq->kv_len;
+    int64_t position = row + seq->kv_len - seq->q_len, visible = seq->kv_len;
+    if (seq->causal)
+        visible = position + 1;
+    else if (seq->window && position + seq->window < visible)
+        visible = position + seq->window;
     return visible < 0 ? 0 : visible;
 }
 
-/* The same for keys and values already widened, k and v [kv_len][head_dim]; weights [visible]. */
-static double row_of(const double *k, const double *v, int32_t head_dim, int64_t visible, double scale, const double *q,
-                     double *weights, double *out)
+/* The same for keys first .. visible-1, widened already: k and v [kv_len][head_dim]; weights [visible]. */
+static double row_of(const double *k, const double *v, int32_t head_dim, int64_t first, int64_t visible, double scale,
+                     const double *q, double *weights, double *out)
 {
     double maximum = -INFINITY, sum = 0;
     for (int32_t d = 0; d < head_dim; d++)
         out[d] = 0;
-    for (int64_t j = 0; j < visible; j++) {
+    for (int64_t j = first; j < visible; j++) {
         double score = 0;
         for (int32_t d = 0; d < head_dim; d++)
             score += q[d] * k[j * head_dim + d];
@@ -113,22 +123,23 @@ static double row_of(const double *k, const double *v, int32_t head_dim, int64_t
         if (weights[j] > maximum)
             maximum = weights[j];
     }
-    for (int64_t j = 0; j < visible; j++) {
+    for (int64_t j = first; j < visible; j++) {
         weights[j] = exp(weights[j] - maximum);
         sum += weights[j];
         for (int32_t d = 0; d < head_dim; d++)
             out[d] += weights[j] * v[j * head_dim + d];
     }
-    if (visible <= 0)
+    if (visible <= first)
         return -INFINITY;
     for (int32_t d = 0; d < head_dim; d++)
         out[d] /= sum;
     return maximum + log(sum);
 }
 
-static void widen(const reference_kv *kv, const reference_seq *seq, int32_t head, int64_t count, double *k, double *v)
+static void widen(const reference_kv *kv, const reference_seq *seq, int32_t head, int64_t first, int64_t end, double *k,
+                  double *v)
 {
-    for (int64_t j = 0; j < count; j++) {
+    for (int64_t j = first; j < end; j++) {
         for (int32_t d = 0; d < kv->head_dim; d++) {
             k[j * kv->head_dim + d] = reference_load(kv->dtype, kv->k, reference_seq_index(kv, seq, false, j, head, d));
             v[j * kv->head_dim + d] = reference_load(kv->dtype, kv->v, reference_seq_index(kv, seq, true, j, head, d));
@@ -143,8 +154,8 @@ double reference_row(const reference_kv *kv, const reference_seq *seq, int32_t k
     double *memory = malloc((2 * tile + (size_t)(visible > 0 ? visible : 1)) * sizeof(double));
     double lse = NAN;
     if (memory) {
-        widen(kv, seq, kv_head, visible, memory, memory + tile);
-        lse = row_of(memory, memory + tile, kv->head_dim, visible, scale, q, memory + 2 * tile, out);
+        widen(kv, seq, kv_head, 0, visible, memory, memory + tile);
+        lse = row_of(memory, memory + tile, kv->head_dim, 0, visible, scale, q, memory + 2 * tile, out);
     }
     free(memory);
     return lse;
@@ -160,12 +171,13 @@ bool reference_attend(const reference_kv *kv, const reference_seq *seq, int32_t 
     if (!memory)
         return false;
     for (int32_t kv_head = 0; kv_head < num_kv_heads; kv_head++) {
-        widen(kv, seq, kv_head, seq->kv_len, memory, memory + tile);
+        widen(kv, seq, kv_head, reference_first(seq, 0), seq->kv_len, memory, memory + tile);
         for (int64_t row = 0; row < seq->q_len; row++) {
             for (int32_t head = kv_head * group; head < (kv_head + 1) * group; head++) {
                 int64_t at = row * num_heads + head;
-                lse[at] = row_of(memory, memory + tile, head_dim, reference_visible(seq, row), scale, q + at * head_dim,
-                                 memory + 2 * tile, out + at * head_dim);
+                lse[at] =
+                    row_of(memory, memory + tile, head_dim, reference_first(seq, row), reference_visible(seq, row),
+                           scale, q + at * head_dim, memory + 2 * tile, out + at * head_dim);
             }
         }
     }

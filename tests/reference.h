@@ -32,13 +32,15 @@ typedef struct reference_seq {
     int64_t first;        /* contiguous: its first token */
     int64_t q_len, kv_len;
     bool causal;
+    int64_t window;       /* tokens a row sees, its own included (on each side where not causal); 0 = all */
 } reference_seq;
 
 /* Index of the element of a sequence's token at `position`. */
 size_t reference_seq_index(const reference_kv *kv, const reference_seq *seq, bool value, int64_t position, int32_t head,
                            int32_t dim);
 
-/* Keys that query row i of a sequence sees, positions 0 .. visible-1; the causal mask is bottom-right aligned. */
+/* Query row i of a sequence sees positions first .. visible-1; the causal mask is bottom-right aligned. */
+int64_t reference_first(const reference_seq *seq, int64_t row);
 int64_t reference_visible(const reference_seq *seq, int64_t row);
 
 /* Softmax(scale * q k^T) v of the first `visible` keys of one KV head for one query vector q[head_dim]; out[head_dim].
@@ -46,7 +48,8 @@ int64_t reference_visible(const reference_seq *seq, int64_t row);
 double reference_row(const reference_kv *kv, const reference_seq *seq, int32_t kv_head, int64_t visible, double scale,
                      const double *q, double *out);
 
-/* All rows of a sequence: q, out [q_len][num_heads][head_dim], lse [q_len][num_heads]. False when out of memory. */
+/* All rows of a sequence: q, out [q_len][num_heads][head_dim], lse [q_len][num_heads]. Positions before the first row's
+ * window are not looked at. False when out of memory. */
 bool reference_attend(const reference_kv *kv, const reference_seq *seq, int32_t num_heads, int32_t num_kv_heads,
                       double scale, const double *q, double *out, double *lse);
 

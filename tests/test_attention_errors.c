@@ -101,7 +101,8 @@ static const struct {
     {KVLEAF_INVALID, "device_tables", FIELD(device_tables), 2, 0, 0},
     {KVLEAF_INVALID, "sharing", FIELD(sharing), -1, 0, 0},
     {KVLEAF_INVALID, "sharing", FIELD(sharing), KVLEAF_SHARING_ALWAYS + 1, 0, 0},
-    {KVLEAF_UNSUPPORTED, "window", FIELD(window), 16, 0, 0},
+    {KVLEAF_INVALID, "window", FIELD(window), -1, 0, 0},
+    {KVLEAF_INVALID, "window", FIELD(window), INT_MAX, 0, 0},
 };
 
 static void test_create_refuses(void **state)

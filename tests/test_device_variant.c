@@ -104,6 +104,13 @@ static void test_key(void **state)
     contiguous.kv_dtype = KVLEAF_BF16;
     kvl_variant_key(&row, &contiguous, key, sizeof key);
     assert_string_equal(key, "decode.cpu.q_f32.kv_bf16.d128.b0");
+    kvl_geometry windowed = usual;
+    const kvl_variant serving = ROW("cpu", "good.cl", .windows = true);
+    windowed.window = 4096;
+    kvl_variant_key(&serving, &windowed, key, sizeof key);
+    assert_string_equal(key, "decode.cpu.q_f32.kv_f16.d128.b16.w4096");
+    kvl_variant_key(&row, &windowed, key, sizeof key); /* no matter of this program */
+    assert_string_equal(key, "decode.cpu.q_f32.kv_f16.d128.b16");
     kvl_variant_key(&row, &usual, key, 10);
     assert_string_equal(key, "decode.cp");
 }

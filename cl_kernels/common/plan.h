@@ -5,13 +5,15 @@
  * in ints that is a kernel argument. Constants only, so that C and OpenCL C share the file. */
 
 /* A query row of the decode family. */
-#define ROW_INTS 4
+#define ROW_INTS 5
 #define ROW_Q_TOKEN 0       /* row of q, out and lse */
 #define ROW_VISIBLE 1       /* keys the row sees: positions 0 .. visible-1; may be <= 0 */
 #define ROW_TABLE 2         /* paged: entry of the block table where its sequence starts; contiguous: its first token */
-#define ROW_PARTIAL 3       /* its first partial; split s is partial ROW_PARTIAL + s; a row has one at least */
+#define ROW_PARTIAL 3       /* its first partial; its split i is partial ROW_PARTIAL + i; a row has one at least */
+#define ROW_FIRST 4         /* with a window: the first key the row sees; may be negative */
 
-/* A piece of work of the decode family: split s covers keys s * split_tokens .. + split_tokens - 1 of the row. */
+/* A piece of work of the decode family. Splits lie at multiples of split_tokens; a row's split 0 is the one that its
+ * first key lies in. */
 #define SPLIT_INTS 2
 #define SPLIT_ROW 0
 #define SPLIT_INDEX 1
@@ -25,6 +27,7 @@
 #define RUN_VISIBLE 3
 #define RUN_TABLE 4
 #define RUN_PARTIAL 5
+#define RUN_FIRST 6
 
 /* A sequence of the prefill family. */
 #define ENTRY_INTS 8
@@ -33,6 +36,7 @@
 #define ENTRY_KV_LEN 2      /* keys, those of this step included */
 #define ENTRY_TABLE 3       /* as ROW_TABLE */
 #define ENTRY_MASK 4        /* 0 causal (bottom-right aligned), 1 none */
+#define ENTRY_WINDOW 5      /* tokens a row sees, its own included (on each side with mask none); 0 = all */
 
 /* A tile of the prefill family: tile_queries query rows from ITEM_QUERY of the entry (fewer at its end) times
  * tile_heads query heads of one KV head (fewer at the group's end). */

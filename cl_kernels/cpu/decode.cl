@@ -10,6 +10,7 @@
  *
  * Nothing of a row's arithmetic depends on the piece it is in: lanes are tokens (scores) or dims (values), and sums
  * run in the order of the tokens of the split. */
+#include "common/masks.clh"
 #include "cpu/units.clh"
 
 #define STREAMS 4                                       /* units read side by side */
@@ -39,7 +40,8 @@
 
 typedef struct piece {
     int q_token, table, partial; /* the row's, plan.h; partial is the split's */
-    int first_token, tokens;     /* of the split; 0 tokens: the row sees none */
+    int first_token, tokens;     /* of the split, whole units before the window left out; 0 tokens: the row sees none */
+    int skip;                    /* tokens of the first unit that lie before the window */
     int kv_head, kv_heads;
     int head, tiles;             /* the first head within the group, and its register tiles */
 } piece;
@@ -58,13 +60,14 @@ inline piece find_piece(__global const int *meta, int4 work, int num_kv_heads, i
     int head_pieces = (num_kv_heads + kv_heads - 1) / kv_heads;
     __global const int *item = meta + work.s1 + index / (head_pieces * GROUP_PIECES) * SPLIT_INTS;
     __global const int *row = meta + work.s0 + item[SPLIT_ROW] * ROW_INTS;
-    int split = item[SPLIT_INDEX];
+    int first = first_of_row(row), split = item[SPLIT_INDEX], begin = (first / SPLIT_TOKENS + split) * SPLIT_TOKENS;
     int tile = index % GROUP_PIECES * PIECE_TILES;
     found.q_token = row[ROW_Q_TOKEN];
     found.table = row[ROW_TABLE];
     found.partial = row[ROW_PARTIAL] + split;
-    found.first_token = split * SPLIT_TOKENS;
-    found.tokens = clamp(row[ROW_VISIBLE] - found.first_token, 0, SPLIT_TOKENS);
+    found.first_token = max(begin, first / UNIT_TOKENS * UNIT_TOKENS);
+    found.tokens = clamp(row[ROW_VISIBLE], found.first_token, begin + SPLIT_TOKENS) - found.first_token;
+    found.skip = max(first - found.first_token, 0);
     found.kv_head = index / GROUP_PIECES % head_pieces * kv_heads;
     found.kv_heads = min(kv_heads, num_kv_heads - found.kv_head);
     found.head = tile * TILE_HEADS;
@@ -137,16 +140,17 @@ MUST_INLINE void add_scores(const float *q, const unit_pointer *unit, const unit
 #define PART_DIMS(part) min(PART_VECTORS * LANES, HEAD_DIM - (part) * PART_VECTORS * LANES)
 
 /* Adds the values of one part and up to four units to a tile's accumulators. weights: of the tile's first row and
- * the first unit. tokens: how many of the 64 the row sees; only those are read. vectors: of the part, a constant
- * where this is called; the loops name the larger bound too, so that they unroll before they are inlined. */
+ * the first unit. Of the 64 tokens the row sees those from `skip` to `tokens`; only they are read. vectors: of the
+ * part, a constant where this is called; the loops name the larger bound too, so that they unroll before they are
+ * inlined. */
 MUST_INLINE void add_values(const float *weights, const unit_pointer *unit, const unit_pointer *ahead,
-                            int tokens, const int vectors, float16 *acc)
+                            int skip, int tokens, const int vectors, float16 *acc)
 {
     float16 sum[TILE_HEADS][PART_VECTORS];
     UNROLL for (int h = 0; h < TILE_HEADS; h++)
         EACH_OF(i, PART_VECTORS, vectors)
             sum[h][i] = acc[h * VECTORS + i];
-    if (tokens == GROUP_TOKENS) {
+    if (skip == 0 && tokens == GROUP_TOKENS) {
         for (int t = 0; t < UNIT_TOKENS; t++) {
             UNROLL for (int x = 0; x < STREAMS; x++) {
                 PREFETCH_LINES(ahead[x], t * vectors * VECTOR_BYTES / LINE_BYTES,
@@ -160,7 +164,7 @@ MUST_INLINE void add_values(const float *weights, const unit_pointer *unit, cons
             }
         }
     } else {
-        for (int at = 0; at < tokens; at++) {
+        for (int at = skip; at < tokens; at++) {
             int t = at % UNIT_TOKENS;
             EACH_OF(i, PART_VECTORS, vectors) {
                 float16 v = LOAD_UNIT(unit[at / UNIT_TOKENS], t * vectors + i);
@@ -174,13 +178,15 @@ MUST_INLINE void add_values(const float *weights, const unit_pointer *unit, cons
             acc[h * VECTORS + i] = sum[h][i];
 }
 
-/* Turns a row's scores of a split into weights; the lanes past `tokens` are selected away. */
-inline void softmax_row(float16 *scores, int tokens, float *row_max, float *row_sum)
+/* Turns a row's scores of a split into weights; the lanes before `skip` and past `tokens` are selected away. */
+inline void softmax_row(float16 *scores, int skip, int tokens, float *row_max, float *row_sum)
 {
     const int16 lane = (int16)(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
     int units = (tokens + UNIT_TOKENS - 1) / UNIT_TOKENS;
     if (tokens % UNIT_TOKENS != 0)
         scores[units - 1] = select((float16)(-INFINITY), scores[units - 1], lane < tokens % UNIT_TOKENS);
+    if (skip > 0)
+        scores[0] = select((float16)(-INFINITY), scores[0], lane >= skip);
     float16 highest = (float16)(NEGATIVE);
     for (int u = 0; u < units; u++)
         highest = GREATER(scores[u], highest);
@@ -291,7 +297,7 @@ inline void score_piece(const streams *from, const piece *now, long head_stride,
 inline void sum_piece(const streams *from, const piece *now, long head_stride, const float16 *scores, float16 *acc)
 {
     for (int group = 0; group < from->groups; group++) {
-        int tokens = min(now->tokens - group * GROUP_TOKENS, GROUP_TOKENS);
+        int tokens = min(now->tokens - group * GROUP_TOKENS, GROUP_TOKENS), skip = group == 0 ? now->skip : 0;
         for (int kv = 0; kv < now->kv_heads; kv++) {
             for (int part = 0; part < PARTS; part++) {
                 reading at = find_reading(from->unit + (from->groups + group) * STREAMS, now, head_stride, kv, part);
@@ -302,9 +308,9 @@ inline void sum_piece(const streams *from, const piece *now, long head_stride, c
                     unit_pointer ahead[STREAMS];
                     share_ahead(&at, tile, ahead);
                     if (part < FULL_PARTS)
-                        add_values(weights, at.unit, ahead, tokens, PART_VECTORS, sums);
+                        add_values(weights, at.unit, ahead, skip, tokens, PART_VECTORS, sums);
                     else
-                        add_values(weights, at.unit, ahead, tokens, LAST_VECTORS, sums);
+                        add_values(weights, at.unit, ahead, skip, tokens, LAST_VECTORS, sums);
                 }
             }
         }
@@ -316,7 +322,8 @@ inline int find_group(__global const int *table, long4 view, const piece *now, i
 {
     int first = group * GROUP_TOKENS;
     int tokens = min(now->tokens - first, GROUP_TOKENS);
-    token_offsets(table, now->table, view, now->first_token + first, tokens, GROUP_TOKENS, now->kv_head, at);
+    token_offsets(table, now->table, view, now->first_token + first, group == 0 ? now->skip : 0, tokens, GROUP_TOKENS,
+                  now->kv_head, at);
     return tokens;
 }
 
@@ -344,6 +351,7 @@ inline void sum_piece(__global const KV_ELEM *v, long4 view, __global const int 
     float16 staged[STREAMS][PADDED_DIM];
     for (int group = 0; group * GROUP_TOKENS < now->tokens; group++) {
         long at[GROUP_TOKENS];
+        int skip = group == 0 ? now->skip : 0;
         int tokens = find_group(table, view, now, group, at);
         for (int kv = 0; kv < now->kv_heads; kv++) {
             for (int x = 0; x < STREAMS; x++)
@@ -356,9 +364,9 @@ inline void sum_piece(__global const KV_ELEM *v, long4 view, __global const int 
                 const float *weights = (const float *)(scores + row * SPLIT_UNITS + group * STREAMS);
                 float16 *sums = acc + row * VECTORS + part * PART_VECTORS;
                 if (part < FULL_PARTS)
-                    add_values(weights, unit, unit, tokens, PART_VECTORS, sums);
+                    add_values(weights, unit, unit, skip, tokens, PART_VECTORS, sums);
                 else
-                    add_values(weights, unit, unit, tokens, LAST_VECTORS, sums);
+                    add_values(weights, unit, unit, skip, tokens, LAST_VECTORS, sums);
             }
         }
     }
@@ -391,7 +399,7 @@ kvl_decode(__global const Q_ELEM *q, long4 q_view, __global const KV_ELEM *k, lo
 #endif
         for (int kv = 0; kv < now.kv_heads; kv++)
             for (int row = PIECE_ROW(kv, 0); row < PIECE_ROW(kv, now.tiles); row++)
-                softmax_row(scores + row * SPLIT_UNITS, now.tokens, row_max + row, row_sum + row);
+                softmax_row(scores + row * SPLIT_UNITS, now.skip, now.tokens, row_max + row, row_sum + row);
 #if KV_LAYOUT == LAYOUT_CPU16
         sum_piece(&from, &now, v_view.s3, scores, acc);
 #else
@@ -439,7 +447,7 @@ kvl_fold(__global const float *partials, __global const int *meta, __global OUT_
     folded stack[MOST_LEVELS];
     int index = (int)get_global_id(0) / shape.s0, head = (int)get_global_id(0) % shape.s0;
     __global const int *row = meta + work.s0 + index * ROW_INTS;
-    int splits = max(1, (row[ROW_VISIBLE] - 1) / SPLIT_TOKENS + 1);
+    int splits = splits_of_row(row);
     int depth = 0;
     for (int split = 0; split < splits; split++) {
         load_partial(partials + (((long)row[ROW_PARTIAL] + split) * shape.s0 + head) * PARTIAL_STRIDE(HEAD_DIM),

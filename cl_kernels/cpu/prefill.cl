@@ -12,6 +12,7 @@
  * A row's bits don't depend on the tile, the item or the chunk it is in: its sums run over the same keys in the same
  * order, what it doesn't see is selected away, and its maximum, rounded to an integer in the log2 domain, makes
  * every rescaling an exact power of two. */
+#include "common/masks.clh"
 #include "cpu/units.clh"
 
 #define TILE_TOKENS 256
@@ -40,8 +41,8 @@ typedef struct tile {
     int rows, groups;
     int table;
     int kv_len;           /* of the sequence */
-    int first_visible;    /* keys that the first query sees, and whether each further one sees one more */
-    int causal;
+    int position;         /* of the first query */
+    __global const int *entry;
 } tile;
 
 /* What an item keeps in private memory. Rows are [query][head]; those past the last repeat it and are not stored. */
@@ -51,7 +52,7 @@ typedef struct state {
     float16 acc[MOST_ROWS * VECTORS];
     float16 sum[MOST_ROWS];
     float maximum[MOST_ROWS], rescale[MOST_ROWS];
-    int visible[MOST_ROWS]; /* ascending */
+    int first[MOST_ROWS], visible[MOST_ROWS]; /* the first key a row sees, and the end of those it sees; ascending */
 #if STAGED
     float16 k[PANEL_UNITS][PADDED_DIM];
     float16 v[TILE_UNITS][PADDED_DIM];
@@ -87,8 +88,8 @@ inline tile find_tile(__global const int *meta, int4 work, int4 work2, int index
     found.groups = (found.rows + ROWS - 1) / ROWS;
     found.table = entry[ENTRY_TABLE];
     found.kv_len = entry[ENTRY_KV_LEN];
-    found.causal = entry[ENTRY_MASK] == 0;
-    found.first_visible = query + 1 + found.kv_len - entry[ENTRY_Q_LEN];
+    found.position = query + found.kv_len - entry[ENTRY_Q_LEN];
+    found.entry = entry;
     return found;
 }
 
@@ -109,7 +110,8 @@ inline void load_rows(__global const Q_ELEM *q, long4 q_view, const tile *now, f
             at->q[r * VECTORS + v] = load_q_vector(from, v) * scale;
             at->acc[r * VECTORS + v] = (float16)(0.0f);
         }
-        at->visible[r] = now->causal ? clamp(now->first_visible + row / now->heads, 0, now->kv_len) : now->kv_len;
+        at->first[r] = find_first(now->entry, now->position + row / now->heads);
+        at->visible[r] = max(find_last(now->entry, now->position + row / now->heads) + 1, 0);
         at->maximum[r] = NEGATIVE;
         at->sum[r] = (float16)(0.0f);
     }
@@ -151,14 +153,17 @@ MUST_INLINE void score_rows(const float *q, const unit_pointer *k, const int uni
             scores[r * TILE_UNITS + j] = sum[r][j];
 }
 
-/* Turns a row's scores of a tile into weights relative to its new maximum. visible: of this tile's tokens. units: what
- * its row group computed, rounded up to a pair; the two sums run over even and odd units whatever their number. */
-inline void softmax_row(int row, int visible, int units, state *at)
+/* Turns a row's scores of a tile into weights relative to its new maximum. The row sees `first` .. visible-1 of this
+ * tile's tokens. units: what its row group computed, rounded up to a pair; the two sums run over even and odd units
+ * whatever their number. */
+inline void softmax_row(int row, int first, int visible, int units, state *at)
 {
     const int16 lane = (int16)(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
     float16 *scores = at->scores + row * TILE_UNITS;
     for (int u = clamp(visible / UNIT_TOKENS, 0, units); u < units; u++)
         scores[u] = select((float16)(-INFINITY), scores[u], lane + u * UNIT_TOKENS < visible);
+    for (int u = 0; u < units && u * UNIT_TOKENS < first; u++)
+        scores[u] = select((float16)(-INFINITY), scores[u], lane + u * UNIT_TOKENS >= first);
     float before = at->maximum[row];
     float16 even = (float16)(before), odd = even;
     for (int u = 0; u < units; u += 2) {
@@ -180,16 +185,31 @@ inline void softmax_row(int row, int visible, int units, state *at)
     at->sum[row] = fma(at->sum[row], (float16)(rescale), even_sum + odd_sum);
 }
 
-/* Adds the values of up to 16 units to the accumulators of six rows: `vectors` (a constant where this is called)
- * that begin `offset` into each unit and lie `stride` elements a token apart. The first `all` tokens are seen by
- * every row, of those up to `tokens` each row adds what it sees. */
-MUST_INLINE void add_values(const float *weights, const unit_pointer *v, int offset, int stride, const int vectors,
-                            int all, int tokens, const int *visible, float16 (*sum)[PART_VECTORS])
+/* Adds a token's values to the accumulators of those of six rows that see it; `weights` are its, a tile apart. */
+MUST_INLINE void add_token(const float *weights, unit_pointer values, const int vectors, int token, const int *first,
+                           const int *visible, float16 (*sum)[PART_VECTORS])
 {
+    UNROLL for (int r = 0; r < ROWS; r++) {
+        int16 seen = (int16)((!WINDOWED || token >= first[r]) && token < visible[r] ? -1 : 0);
+        float16 weight = (float16)(weights[r * TILE_TOKENS]);
+        EACH_OF(i, PART_VECTORS, vectors)
+            sum[r][i] = select(sum[r][i], fma(weight, LOAD_UNIT(values, i), sum[r][i]), seen);
+    }
+}
+
+/* Adds the values of a tile's tokens to the accumulators of six rows, each those that it sees, first[row] ..
+ * visible[row]-1: `vectors` (a constant where this is called) that begin `offset` into each unit and lie `stride`
+ * elements a token apart. */
+MUST_INLINE void add_values(const float *weights, const unit_pointer *v, int offset, int stride, const int vectors,
+                            const int *first, const int *visible, float16 (*sum)[PART_VECTORS])
+{
+    int all = clamp(visible[0], 0, TILE_TOKENS), tokens = min(visible[ROWS - 1], TILE_TOKENS);
     for (int u = 0; u * UNIT_TOKENS < tokens; u++, weights += UNIT_TOKENS) {
-        unit_pointer values = v[u] + offset;
         int end = min(UNIT_TOKENS, tokens - u * UNIT_TOKENS), open = min(UNIT_TOKENS, all - u * UNIT_TOKENS);
-        int t = 0;
+        int t = WINDOWED ? clamp(first[0] - u * UNIT_TOKENS, 0, UNIT_TOKENS) : 0;
+        unit_pointer values = v[u] + offset + t * stride;
+        for (; WINDOWED && t < min(first[ROWS - 1] - u * UNIT_TOKENS, end); t++, values += stride)
+            add_token(weights + t, values, vectors, u * UNIT_TOKENS + t, first, visible, sum);
         for (; t + 2 <= open; t += 2, values += 2 * stride) {
             UNROLL for (int s = 0; s < 2; s++) {
                 float16 x[PART_VECTORS];
@@ -200,14 +220,8 @@ MUST_INLINE void add_values(const float *weights, const unit_pointer *v, int off
                         sum[r][i] = fma((float16)(weights[r * TILE_TOKENS + t + s]), x[i], sum[r][i]);
             }
         }
-        for (; t < end; t++, values += stride) {
-            UNROLL for (int r = 0; r < ROWS; r++) {
-                int16 seen = (int16)(u * UNIT_TOKENS + t < visible[r] ? -1 : 0);
-                float16 weight = (float16)(weights[r * TILE_TOKENS + t]);
-                EACH_OF(i, PART_VECTORS, vectors)
-                    sum[r][i] = select(sum[r][i], fma(weight, LOAD_UNIT(values, i), sum[r][i]), seen);
-            }
-        }
+        for (; t < end; t++, values += stride)
+            add_token(weights + t, values, vectors, u * UNIT_TOKENS + t, first, visible, sum);
     }
 }
 
@@ -244,16 +258,17 @@ MUST_INLINE void attend_group(const tile *now, int group, int first, const int v
 {
     const int row = group * ROWS;
     float16 *acc = at->acc + row * VECTORS + first;
-    int visible[ROWS];
+    int from[ROWS], visible[ROWS];
     float16 sum[ROWS][PART_VECTORS];
     UNROLL for (int r = 0; r < ROWS; r++) {
+        from[r] = at->first[row + r] - first_token;
         visible[r] = at->visible[row + r] - first_token;
         EACH_OF(i, PART_VECTORS, vectors)
             sum[r][i] = acc[r * VECTORS + i] * at->rescale[row + r];
     }
     int offset = first / PART_VECTORS * PART + first % PART_VECTORS * LANES;
     add_values((const float *)(at->scores + row * TILE_UNITS), v, offset, width * LANES, vectors,
-               clamp(visible[0], 0, TILE_TOKENS), min(visible[ROWS - 1], TILE_TOKENS), visible, sum);
+               from, visible, sum);
     if (visible[ROWS - 1] <= TILE_TOKENS) {
         store_rows(now, group, first, vectors, sum, at, to);
         return;
@@ -263,12 +278,13 @@ MUST_INLINE void attend_group(const tile *now, int group, int first, const int v
             acc[r * VECTORS + i] = sum[r][i];
 }
 
-/* Finds, or stages in `staged`, `units` (> 0) units of K or V. */
-inline void find_units(__global const KV_ELEM *data, long4 view, __global const int *table, const tile *now, int token,
-                       int units, int value, float16 (*staged)[PADDED_DIM], unit_pointer *found)
+/* Finds, or stages in `staged`, `units` (> 0) units of K or V. What lies before `least`, the first key that the item's
+ * rows see, is not read: of those units and tokens the first ones from there on are taken. */
+inline void find_units(__global const KV_ELEM *data, long4 view, __global const int *table, const tile *now, int least,
+                       int token, int units, int value, float16 (*staged)[PADDED_DIM], unit_pointer *found)
 {
     for (int u = 0; u < units; u++) {
-        int first = token + u * UNIT_TOKENS;
+        int first = max(token + u * UNIT_TOKENS, least / UNIT_TOKENS * UNIT_TOKENS);
 #if KV_LAYOUT == LAYOUT_CPU16
         __global const KV_ELEM *unit = data + unit_offset(table, now->table, view, first, now->kv_head);
 #if STAGED
@@ -279,8 +295,8 @@ inline void find_units(__global const KV_ELEM *data, long4 view, __global const 
 #endif
 #else
         long rows[UNIT_TOKENS];
-        token_offsets(table, now->table, view, first, min(UNIT_TOKENS, now->kv_len - first), UNIT_TOKENS, now->kv_head,
-                      rows);
+        token_offsets(table, now->table, view, first, max(least - first, 0), min(UNIT_TOKENS, now->kv_len - first),
+                      UNIT_TOKENS, now->kv_head, rows);
         if (value)
             stage_v(data, rows, 0, staged[u]);
         else
@@ -309,7 +325,7 @@ inline void score_group(const state *at, int group, const unit_pointer *k, int u
 #endif
 }
 
-/* Keys that the rows of a group see from a token on: the last row sees most. */
+/* Keys from a token on up to the last that the rows of a group see: the last row sees furthest. */
 inline int seen_by_group(const state *at, int group, int first_token)
 {
     return at->visible[group * ROWS + ROWS - 1] - first_token;
@@ -327,18 +343,20 @@ inline void score_tile(__global const KV_ELEM *k, long4 k_view, __global const i
     /* The last register tiles of the item touch `share` rows each. */
     int steps = (seen_by_group(at, now->groups - 1, first) + PANEL_TOKENS - 1) / PANEL_TOKENS * now->groups;
     int share = (next->rows + steps - 1) / steps;
-    for (int panel = 0; panel * PANEL_TOKENS < tokens; panel++) {
+    int panel = max(at->first[0] - first, 0) / PANEL_TOKENS;
+    steps -= panel * now->groups;
+    for (; panel * PANEL_TOKENS < tokens; panel++) {
         int token = first + panel * PANEL_TOKENS;
         unit_pointer unit[PANEL_UNITS];
-        find_units(k, k_view, table, now, token, min(units_of(first + tokens - token), PANEL_UNITS), 0, STAGED_K(at),
-                   unit);
+        find_units(k, k_view, table, now, at->first[0], token, min(units_of(first + tokens - token), PANEL_UNITS), 0,
+                   STAGED_K(at), unit);
         for (int group = 0; group < now->groups; group++) {
             int units = units_of(seen_by_group(at, group, token));
             for (int i = 0, row = next->rows - steps * share; i < share; i++)
                 if (row + i >= 0)
                     prefetch_row(q, q_view, next, row + i);
             steps--;
-            if (units > 0)
+            if (units > 0 && at->first[group * ROWS] < token + PANEL_TOKENS)
                 score_group(at, group, unit, units,
                             at->scores + group * ROWS * TILE_UNITS + panel * PANEL_UNITS);
         }
@@ -350,7 +368,7 @@ inline void softmax_tile(const tile *now, int first, state *at)
     for (int group = 0; group < now->groups; group++) {
         int units = (min(units_of(seen_by_group(at, group, first)), TILE_UNITS) + 1) / 2 * 2;
         for (int r = group * ROWS; units > 0 && r < (group + 1) * ROWS; r++)
-            softmax_row(r, at->visible[r] - first, units, at);
+            softmax_row(r, at->first[r] - first, at->visible[r] - first, units, at);
     }
 }
 
@@ -358,7 +376,7 @@ inline void attend_tile(__global const KV_ELEM *v, long4 v_view, __global const 
                         int tokens, state *at, const outputs *to)
 {
     unit_pointer unit[TILE_UNITS];
-    find_units(v, v_view, table, now, first, units_of(tokens), 1, STAGED_V(at), unit);
+    find_units(v, v_view, table, now, at->first[0], first, units_of(tokens), 1, STAGED_V(at), unit);
     for (int part = 0; part < PARTS; part++) {
         for (int group = 0; group < now->groups; group++) {
             if (seen_by_group(at, group, first) <= 0)
@@ -419,7 +437,7 @@ kvl_prefill(__global const Q_ELEM *q, long4 q_view, __global const KV_ELEM *k, l
         load_rows(q, q_view, &now, scale_log2, &at);
         store_blind(&now, &at, &to);
         int keys = seen_by_group(&at, now.groups - 1, 0);
-        for (int first = 0; first < keys; first += TILE_TOKENS) {
+        for (int first = at.first[0] / TILE_TOKENS * TILE_TOKENS; first < keys; first += TILE_TOKENS) {
             score_tile(k, k_view, table, &now, first, min(keys - first, TILE_TOKENS), &at, q, q_view, &next);
             softmax_tile(&now, first, &at);
             attend_tile(v, v_view, table, &now, first, min(keys - first, TILE_TOKENS), &at, &to);

@@ -59,17 +59,20 @@
 /* The split a work-group works on. */
 typedef struct {
     int begin, count; /* its keys: positions begin .. begin + count - 1 */
+    int skip;         /* of which so many lie before its row's window */
     int last;         /* last key its row sees */
     int first_block;  /* entry of the block table that tiles[0] is of */
     int skew;         /* token of that block where the split begins */
     int block_size, head_dim, octets;
 } split;
 
-inline split make_split(int index, int visible_keys, int block_size, int head_dim)
+inline split make_split(__global const int *row, int index, int block_size, int head_dim)
 {
     split s;
-    s.begin = index * SPLIT_TOKENS;
+    int first = first_of_row(row), visible_keys = row[ROW_VISIBLE];
+    s.begin = (first / SPLIT_TOKENS + index) * SPLIT_TOKENS;
     s.count = clamp(visible_keys - s.begin, 0, SPLIT_TOKENS);
+    s.skip = max(first - s.begin, 0);
     s.last = visible_keys - 1;
     s.first_block = BLOCK_OF(s.begin, block_size);
     s.skew = ALIGNED_SPLITS ? 0 : TOKEN_OF(s.begin, block_size);
@@ -155,7 +158,7 @@ inline float4 mask_scores(const split *s, int whole, __local const long *v_tiles
         int key = s->begin + token;
         float4 x = (float4)(NEGATIVE);
         int there = whole || (token < s->count && tile_of(v_tiles, s, token) >= 0);
-        if (there && visible(key, s->last)) {
+        if (there && visible(key, s->begin + s->skip, s->last)) {
             x = products[token];
             for (int part = 1; part < DIM_PARTS; part++)
                 x += parts[(part - 1) * SPLIT_TOKENS + token];
@@ -259,7 +262,7 @@ inline void read_values(octet *ahead, __global const KV_ELEM *v, long4 view, con
                                   s->head_dim - index * 8);
         } else {
             ahead[i] = OCTET_ZERO;
-            if (index < s->octets && token < s->count && tile_of(tiles, s, token) >= 0)
+            if (index < s->octets && token >= s->skip && token < s->count && tile_of(tiles, s, token) >= 0)
                 ahead[i] = read_octet(v, find_octet(tiles, s, view, 1, token, index), OCTET_STEP(1),
                                       s->head_dim - index * 8);
         }
@@ -340,8 +343,9 @@ inline void store_sums(float4 maximum, float4 sum, __global float *partial, int 
     }
 }
 
-/* Where the split's tiles of K and V start. A bad block has a V tile of -1; its K tile is that of block 0, which is
- * there, so that reading needs no branch, and its scores are hidden. *bad = 1 where there is one. */
+/* Where the split's tiles of K and V start. A bad block, or one that lies before the window, has a V tile of -1; its K
+ * tile is that of block 0, which is there, so that reading needs no branch, and its scores are hidden. *bad = 1 where
+ * there is one. */
 inline void find_tiles(__global const int *table, int first, const split *s, int num_blocks, long4 k_view,
                        long4 v_view, int kv_head, __local long *k_tiles, __local long *v_tiles,
                        __local int *bad)
@@ -351,7 +355,9 @@ inline void find_tiles(__global const int *table, int first, const split *s, int
     barrier(CLK_LOCAL_MEM_FENCE);
     int count = s->count > 0 ? BLOCK_OF(s->begin + s->count - 1, s->block_size) - s->first_block + 1 : 0;
     for (int i = (int)get_local_id(0); i < count; i += WORK_GROUP) {
-        long v_tile = find_tile(table, first, s->first_block + i, num_blocks, v_view, kv_head);
+        long v_tile = -1;
+        if (!WINDOWED || !KV_PAGED || (i + 1) * s->block_size - s->skew > s->skip)
+            v_tile = find_tile(table, first, s->first_block + i, num_blocks, v_view, kv_head);
         k_tiles[i] = v_tile < 0 ? tile_start(k_view, 0, kv_head)
                                 : find_tile(table, first, s->first_block + i, num_blocks, k_view, kv_head);
         v_tiles[i] = v_tile;
@@ -390,10 +396,10 @@ kvl_decode(__global const Q_ELEM *q, long4 q_view, __global const KV_ELEM *k, lo
     __global const int *item = meta + work.s1 + (int)get_group_id(0) * SPLIT_INTS;
     __global const int *row = meta + work.s0 + item[SPLIT_ROW] * ROW_INTS;
     int kv_head = (int)get_group_id(1), group = SHAPE_GROUP(shape);
-    split s = make_split(item[SPLIT_INDEX], row[ROW_VISIBLE], SHAPE_BLOCK_SIZE(shape), SHAPE_HEAD_DIM(shape));
+    split s = make_split(row, item[SPLIT_INDEX], SHAPE_BLOCK_SIZE(shape), SHAPE_HEAD_DIM(shape));
     find_tiles(table, row[ROW_TABLE], &s, work.s3, k_view, v_view, kv_head, k_tiles, v_tiles, &bad);
     barrier(CLK_LOCAL_MEM_FENCE);
-    int whole = s.count == SPLIT_TOKENS && !bad;
+    int whole = s.count == SPLIT_TOKENS && s.skip == 0 && !bad;
     value_place at = place_values(&s, whole);
     int stride = PARTIAL_STRIDE(s.head_dim);
 
@@ -454,7 +460,7 @@ kvl_fold(__global const float *partials, __global const int *meta, __global OUT_
     int head_dim = SHAPE_HEAD_DIM(shape);
     int head = (int)get_group_id(0) % num_heads, id = (int)get_local_id(0);
     __global const int *row = meta + work.s0 + (int)get_group_id(0) / num_heads * ROW_INTS;
-    int count = row[ROW_VISIBLE] > 0 ? (row[ROW_VISIBLE] - 1) / SPLIT_TOKENS + 1 : 1;
+    int count = splits_of_row(row);
     int stride = PARTIAL_STRIDE(head_dim);
     partials += ((long)row[ROW_PARTIAL] * num_heads + head) * stride;
     out += out_view.s0 + (long)row[ROW_Q_TOKEN] * out_view.s1 + head * out_view.s2;

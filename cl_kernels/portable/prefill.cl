@@ -61,11 +61,12 @@
 /* The tile of rows and its sequence. */
 typedef struct {
     int first_last, final_last; /* last key that its first and its final query see */
+    int first_first, final_first; /* first key of both */
     int kv_len, table_first, num_blocks, kv_head, first_head;
     int block_size, head_dim;
 } row_tile;
 
-/* The keys of a tile: where they lie; token -1 where there is none or its block is bad. */
+/* The keys of a tile: where they lie; token -1 where there is none, no row sees it or its block is bad. */
 typedef struct {
     long k, v;
     int token;
@@ -77,7 +78,7 @@ inline void find_keys(__global const int *table, const row_tile *t, long4 k_view
     for (int i = (int)get_local_id(0); i < KEY_TILE; i += WORK_GROUP) {
         int key = first_key + i;
         keys[i].token = -1;
-        if (key < t->kv_len) {
+        if (key >= t->first_first && key < t->kv_len) {
             int block = BLOCK_OF(key, t->block_size);
             long v_tile = find_tile(table, t->table_first, block, t->num_blocks, v_view, t->kv_head);
             if (v_tile >= 0) {
@@ -189,14 +190,16 @@ inline void store_products(float8 (*sums)[KEY_QUADS][4], __local float *products
 /* Turns products into scores, NEGATIVE where hidden, and finds the rows' maxima over the keys of each part, as
  * [part][row]. */
 inline void mask_scores(__local float *scores, const row_tile *t, __local const key_place *keys, int first_key,
-                        __local const int *row_last, __local const int *row_head, __local float *maxima)
+                        __local const int *row_first, __local const int *row_last, __local const int *row_head,
+                        __local float *maxima)
 {
     for (int i = (int)get_local_id(0); i < TILE_ROWS * ROW_PARTS; i += WORK_GROUP) {
-        int row = i % TILE_ROWS, head = t->first_head + row_head[row], last = row_last[row];
+        int row = i % TILE_ROWS, head = t->first_head + row_head[row];
+        int first = row_first[row], last = row_last[row];
         float maximum = NEGATIVE;
         for (int key = i / TILE_ROWS; key < KEY_TILE; key += ROW_PARTS) {
             float s = NEGATIVE;
-            if (keys[key].token >= 0 && visible(first_key + key, last))
+            if (keys[key].token >= 0 && visible(first_key + key, first, last))
                 s = score(scores[key * TILE_ROWS + row], head, first_key + key, last);
             scores[key * TILE_ROWS + row] = s;
             maximum = fmax(maximum, s);
@@ -347,12 +350,12 @@ inline row_tile make_tile(__global const int *entry, __global const int *item, i
     t.first_head = t.kv_head * group + item[ITEM_HEAD];
     t.block_size = block_size;
     t.head_dim = head_dim;
-    int final_query = min(item[ITEM_QUERY] + tile_queries, entry[ENTRY_Q_LEN]) - 1;
-    t.first_last = t.final_last = t.kv_len - 1;
-    if (entry[ENTRY_MASK] == 0) {
-        t.first_last = item[ITEM_QUERY] + t.kv_len - entry[ENTRY_Q_LEN];
-        t.final_last = final_query + t.kv_len - entry[ENTRY_Q_LEN];
-    }
+    int queries = min(tile_queries, entry[ENTRY_Q_LEN] - item[ITEM_QUERY]);
+    int position = item[ITEM_QUERY] + t.kv_len - entry[ENTRY_Q_LEN];
+    t.first_first = find_first(entry, position);
+    t.first_last = find_last(entry, position);
+    t.final_first = find_first(entry, position + queries - 1);
+    t.final_last = find_last(entry, position + queries - 1);
     return t;
 }
 
@@ -397,7 +400,7 @@ kvl_prefill(__global const Q_ELEM *q, long4 q_view, __global const KV_ELEM *k, l
     __local float8 shared[(STAGE_FLOATS > WEIGHT_FLOATS ? STAGE_FLOATS : WEIGHT_FLOATS) / 8], factors[ROW_OCTETS];
     __local float4 values[STAGE_KEYS * DIM_CAPACITY / 4];
     __local float row_m[TILE_ROWS], row_l[TILE_ROWS], maxima[TILE_ROWS * ROW_PARTS], part_sums[TILE_ROWS * ROW_PARTS];
-    __local int row_last[TILE_ROWS], row_head[TILE_ROWS];
+    __local int row_first[TILE_ROWS], row_last[TILE_ROWS], row_head[TILE_ROWS];
     __local long row_starts[TILE_ROWS];
     __local key_place keys[KEY_TILE];
     __local float *stage = (__local float *)shared, *row_factor = (__local float *)factors;
@@ -407,7 +410,9 @@ kvl_prefill(__global const Q_ELEM *q, long4 q_view, __global const KV_ELEM *k, l
     int group = SHAPE_GROUP(shape), tile_queries = work2.s2, tile_heads = work2.s3;
     row_tile t = make_tile(entry, item, tile_queries, work.s3, group, SHAPE_BLOCK_SIZE(shape), SHAPE_HEAD_DIM(shape));
     place_rows(row_starts, q_view, entry, item, tile_queries, tile_heads, group, t.first_head);
+    int position = item[ITEM_QUERY] + t.kv_len - entry[ENTRY_Q_LEN];
     for (int row = (int)get_local_id(0); row < TILE_ROWS; row += WORK_GROUP) {
+        row_first[row] = find_first(entry, position + row / tile_heads);
         row_last[row] = row_starts[row] < 0 ? -1 : min(t.first_last + row / tile_heads, t.final_last);
         row_head[row] = row % tile_heads;
         row_m[row] = NEGATIVE;
@@ -418,14 +423,14 @@ kvl_prefill(__global const Q_ELEM *q, long4 q_view, __global const KV_ELEM *k, l
         for (int j = 0; j < DIM_QUADS * 4; j++)
             sums[i][j / 4][j % 4] = (float8)(0.0f);
 
-    for (int first_key = 0; first_key <= t.final_last; first_key += KEY_TILE) {
+    for (int first_key = t.first_first / KEY_TILE * KEY_TILE; first_key <= t.final_last; first_key += KEY_TILE) {
         float8 scores[OWN_OCTETS][KEY_QUADS][4];
-        int whole = all_visible(first_key, first_key + KEY_TILE - 1, t.first_last, t.final_last);
+        int whole = all_visible(first_key, first_key + KEY_TILE - 1, t.first_last, t.final_first);
         find_keys(table, &t, k_view, v_view, first_key, keys);
         score_keys(scores, q, k, k_view, &t, row_starts, keys, scale_log2, stage);
         store_products(scores, stage);
         barrier(CLK_LOCAL_MEM_FENCE);
-        mask_scores(stage, &t, keys, first_key, row_last, row_head, maxima);
+        mask_scores(stage, &t, keys, first_key, row_first, row_last, row_head, maxima);
         barrier(CLK_LOCAL_MEM_FENCE);
         weigh_rows(stage, row_m, maxima, part_sums, whole ? 0.0f : HIDDEN);
         barrier(CLK_LOCAL_MEM_FENCE);

@@ -89,7 +89,7 @@ typedef struct kvleaf_attention_params {
     int32_t max_context;        /* keys a sequence; 0 = 8192 */
     int64_t max_decode_keys;    /* keys summed over the rows that the decode family computes in a batch, which sizes the
                                    workspace; each row beyond max_seqs counts for one split (512 keys at most) more;
-                                   0 = max_seqs * max_context */
+                                   0 = max_seqs * max_context, or what a window lets so many rows see */
     int32_t steps_in_flight;    /* staging slots; 0 = 2 */
     int32_t device_tables;      /* 1 = block tables and lengths may be device-resident (portable kernels then) */
     kvleaf_sharing sharing;

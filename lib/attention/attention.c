@@ -11,6 +11,7 @@
 #define DEFAULT_TOKENS  4096
 #define DEFAULT_CONTEXT 8192
 #define DEFAULT_STEPS   2
+#define MOST_SPLIT      512 /* keys of a decode split at most */
 #define MAX_HEAD_DIM    256
 #define MAX_BLOCK_SIZE  256
 #define MAX_HEADS       65536
@@ -38,8 +39,6 @@ static kvleaf_status check_features(const kvleaf_attention_params *params)
                         "head_dim_v is %d, only head_dim_k (%d) is served", params->head_dim_v, params->head_dim_k);
     if (params->softcap != 0)
         return unsupported("softcap", "0");
-    if (params->window)
-        return unsupported("window", "0");
     if (params->sinks)
         return unsupported("sinks", "NULL");
     if (!(params->softmax_scale >= 0) || isinf(params->softmax_scale))
@@ -65,6 +64,7 @@ static kvleaf_status check_geometry(const kvleaf_attention_params *params)
         {"max_seqs", params->max_seqs, 0, MAX_SEQS},
         {"max_tokens", params->max_tokens, 0, INT_MAX / 8},
         {"max_context", params->max_context, 0, INT_MAX / 2},
+        {"window", params->window, 0, INT_MAX / 2},
         {"max_decode_keys", params->max_decode_keys, 0, INT64_MAX / 2},
         {"steps_in_flight", params->steps_in_flight, 0, 1024},
         {"device_tables", params->device_tables, 0, 1},
@@ -121,6 +121,7 @@ static kvleaf_status resolve(const kvleaf_attention_params *params, kvl_engine_p
         .num_kv_heads = params->num_kv_heads,
         .head_dim = params->head_dim_k,
         .block_size = params->block_size,
+        .window = params->window,
         .device_tables = params->device_tables != 0,
     };
     *out = (kvl_engine_params){
@@ -133,8 +134,9 @@ static kvleaf_status resolve(const kvleaf_attention_params *params, kvl_engine_p
         .steps_in_flight = or_default(params->steps_in_flight, DEFAULT_STEPS),
         .sharing = params->sharing,
     };
+    int64_t seen = geometry.window ? 2 * (int64_t)geometry.window + MOST_SPLIT : out->max_context;
     if (!out->max_decode_keys)
-        out->max_decode_keys = (int64_t)out->max_seqs * out->max_context;
+        out->max_decode_keys = out->max_seqs * (seen < out->max_context ? seen : out->max_context);
     if (geometry.block_size && !geometry.device_tables)
         out->max_table = (int64_t)out->max_seqs * kvl_ceil_div(out->max_context, geometry.block_size);
     return check_layout(&geometry);

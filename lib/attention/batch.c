@@ -24,6 +24,14 @@ static int32_t seqlen_k(const kvleaf_batch *batch, int32_t seq)
     return batch->seq_lens_k ? batch->seq_lens_k[seq] : batch->cu_seqlens_k[seq + 1] - batch->cu_seqlens_k[seq];
 }
 
+/* The first key that some row of a sequence sees: the table need not say where those before it lie. */
+static int64_t first_key(const kvleaf_attention *attention, const kvleaf_batch *batch, int32_t seq)
+{
+    int64_t window = attention->params.geometry.window;
+    int64_t first = (int64_t)seqlen_k(batch, seq) - seqlen_q(batch, seq) - window + 1;
+    return window && first > 0 ? first : 0;
+}
+
 static kvleaf_status check_cumulative(const char *field, const int32_t *cumulative, int32_t count)
 {
     if (!cumulative)
@@ -94,7 +102,7 @@ static kvleaf_status check_seq(const kvleaf_attention *attention, const kvleaf_b
         return kvl_fail(KVLEAF_INVALID, "block_table_stride", batch->block_table_stride, blocks,
                         "sequence %d has %d keys in %lld blocks, a row of the block table has %lld entries", seq, keys,
                         (long long)blocks, (long long)batch->block_table_stride);
-    for (int64_t i = 0; batch->block_table && i < blocks; i++) {
+    for (int64_t i = first_key(attention, batch, seq) / block_size; batch->block_table && i < blocks; i++) {
         int32_t id = batch->block_table[seq * batch->block_table_stride + i];
         if (id < 0 || id >= batch->num_blocks)
             return kvl_fail(KVLEAF_INVALID, "block_table", id, batch->num_blocks - 1,

@@ -54,7 +54,8 @@ kvleaf_status kvl_schedule_capacity(const kvl_engine *engine, kvl_capacity *out)
     int64_t tiles = kvl_ceil_div(params->max_tokens, engine->tile_queries) + params->max_seqs;
     at.items = tiles * params->geometry.num_kv_heads * head_chunks(engine);
     at.claims = at.items + 1;
-    at.resolve = params->geometry.device_tables ? at.rows + 2 * (int64_t)params->max_seqs : 0;
+    int64_t row_resolves = params->geometry.window ? 2 : 1;
+    at.resolve = params->geometry.device_tables ? row_resolves * at.rows + 2 * (int64_t)params->max_seqs : 0;
     at.ints = 2 * (int64_t)params->max_tokens + UPDATE_INTS * (int64_t)params->max_updates +
               2 * (int64_t)params->max_copies + params->max_table + ROW_INTS * at.rows + item_ints(engine) * at.splits +
               (int64_t)(ENTRY_INTS + GATHER_INTS) * params->max_seqs + ITEM_INTS * at.items + at.claims +
@@ -93,15 +94,32 @@ kvleaf_status kvl_schedule_begin(const kvl_engine *engine, const kvl_counts *cou
     return KVLEAF_OK;
 }
 
-/* Keys that row `query` of a sequence sees; not positive where it sees none. */
-static int32_t visible(const kvl_step_seq *seq, int32_t query)
-{
-    return seq->mask == KVLEAF_MASK_NONE ? seq->kv_len : seq->kv_len - seq->q_len + query + 1;
-}
+/* The keys first .. end-1 that a decode row sees (end not positive: none; first may be negative) and its splits. */
+typedef struct row_range {
+    int32_t first, end, splits;
+} row_range;
 
-static int32_t num_splits(const kvl_engine *engine, int32_t keys)
+/* Row `query` of a sequence. Where its length is a bound that the device will lower, the range moves down with it, and
+ * may then touch a split more. */
+static row_range range_of(const kvl_engine *engine, const kvl_step *step, const kvl_step_seq *seq, int32_t query)
 {
-    return keys <= 0 ? 1 : (int32_t)kvl_ceil_div(keys, split_tokens(engine));
+    int32_t window = engine->params.geometry.window, tokens = split_tokens(engine);
+    int32_t position = seq->kv_len - seq->q_len + query;
+    row_range range = {.end = position + 1};
+    if (window)
+        range.first = position - window + 1;
+    if (seq->mask == KVLEAF_MASK_NONE)
+        range.end = window && window < seq->kv_len - position ? position + window : seq->kv_len;
+    if (range.end <= 0) {
+        range.splits = 1;
+        return range;
+    }
+    int32_t whole = (int32_t)kvl_ceil_div(range.end, tokens), before = range.first > 0 ? range.first / tokens : 0;
+    int32_t most = (int32_t)kvl_ceil_div(range.end - range.first - 1, tokens) + 1;
+    if (step->device_lens && window)
+        before = whole > most ? whole - most : 0;
+    range.splits = whole - before;
+    return range;
 }
 
 /* Decode items at `run` splits each. */
@@ -111,7 +129,7 @@ static int64_t count_items(const kvl_engine *engine, const kvl_step *step, int32
     for (int32_t i = 0; i < step->num_seqs; i++) {
         const kvl_step_seq *seq = &step->seqs[i];
         for (int32_t query = 0; kvl_is_decode(seq) && query < seq->q_len; query++)
-            items += kvl_ceil_div(num_splits(engine, visible(seq, query)), run);
+            items += kvl_ceil_div(range_of(engine, step, seq, query).splits, run);
     }
     return items;
 }
@@ -144,7 +162,7 @@ static kvleaf_status count(const kvl_engine *engine, const kvl_step *step, kvl_s
         if (kvl_is_decode(seq)) {
             rows += seq->q_len;
             for (int32_t query = 0; query < seq->q_len; query++)
-                splits += num_splits(engine, visible(seq, query));
+                splits += range_of(engine, step, seq, query).splits;
         } else if (seq->q_len) {
             entries++;
             tiles += kvl_ceil_div(seq->q_len, engine->tile_queries);
@@ -162,7 +180,8 @@ static kvleaf_status count(const kvl_engine *engine, const kvl_step *step, kvl_s
     at->num_entries = (int32_t)entries;
     at->num_items = (int32_t)(tiles * engine->params.geometry.num_kv_heads * head_chunks(engine));
     at->num_seqs = step->num_seqs;
-    at->num_resolve = step->device_lens ? (int32_t)(rows + entries + step->num_seqs) : 0;
+    int64_t row_resolves = engine->params.geometry.window ? 2 : 1;
+    at->num_resolve = step->device_lens ? (int32_t)(row_resolves * rows + entries + step->num_seqs) : 0;
     return KVLEAF_OK;
 }
 
@@ -198,6 +217,7 @@ static int32_t *put_split(int32_t *split, bool run, int32_t row_index, int32_t i
     split[RUN_VISIBLE] = row[ROW_VISIBLE];
     split[RUN_TABLE] = row[ROW_TABLE];
     split[RUN_PARTIAL] = row[ROW_PARTIAL];
+    split[RUN_FIRST] = row[ROW_FIRST];
     return split + RUN_INTS;
 }
 
@@ -217,19 +237,22 @@ static void write_sequences(const kvl_engine *engine, const kvl_step *step, int3
         put_resolve(&resolve, resolved, (int32_t)(gather - meta) + GATHER_KV_LEN, i, 0);
         gather += GATHER_INTS;
         if (!kvl_is_decode(seq) && seq->q_len) {
-            int32_t fields[ENTRY_INTS] = {q_token, seq->q_len, seq->kv_len, table, seq->mask, 0, 0, 0};
+            int32_t window = engine->params.geometry.window;
+            int32_t fields[ENTRY_INTS] = {q_token, seq->q_len, seq->kv_len, table, seq->mask, window, 0, 0};
             for (int32_t k = 0; k < ENTRY_INTS; k++)
                 entry[k] = fields[k];
             put_resolve(&resolve, resolved, (int32_t)(entry - meta) + ENTRY_KV_LEN, i, 0);
             entry += ENTRY_INTS;
         }
         for (int32_t query = 0; kvl_is_decode(seq) && query < seq->q_len; query++, rows++, row += ROW_INTS) {
-            int32_t keys = visible(seq, query),
-                    pieces = (int32_t)kvl_ceil_div(num_splits(engine, keys), at->run_splits);
-            int32_t fields[ROW_INTS] = {q_token + query, keys, table, partial};
+            row_range range = range_of(engine, step, seq, query);
+            int32_t pieces = (int32_t)kvl_ceil_div(range.splits, at->run_splits);
+            int32_t fields[ROW_INTS] = {q_token + query, range.end, table, partial, range.first};
             for (int32_t k = 0; k < ROW_INTS; k++)
                 row[k] = fields[k];
-            put_resolve(&resolve, resolved, (int32_t)(row - meta) + ROW_VISIBLE, i, seq->kv_len - keys);
+            put_resolve(&resolve, resolved, (int32_t)(row - meta) + ROW_VISIBLE, i, seq->kv_len - range.end);
+            put_resolve(&resolve, resolved && engine->params.geometry.window, (int32_t)(row - meta) + ROW_FIRST, i,
+                        seq->kv_len - range.first);
             for (int32_t s = 0; s < pieces; s++)
                 split = put_split(split, folds(engine), rows, s, row);
             partial += pieces;
@@ -240,20 +263,23 @@ static void write_sequences(const kvl_engine *engine, const kvl_step *step, int3
 }
 
 /* Keys times queries a sequence's prefill has to cover, roughly: what the order goes by. */
-static int64_t work(const kvl_step_seq *seq)
+static int64_t work(const kvl_engine *engine, const kvl_step_seq *seq)
 {
-    return kvl_is_decode(seq) ? 0 : (int64_t)seq->q_len * seq->kv_len;
+    int64_t window = engine->params.geometry.window, keys = seq->kv_len;
+    if (window && keys > seq->q_len + window)
+        keys = seq->q_len + window;
+    return kvl_is_decode(seq) ? 0 : seq->q_len * keys;
 }
 
 /* Sequences by descending work: Shell's method, in place and without allocation. */
-static void sort_by_work(const kvl_step *step, int32_t *order)
+static void sort_by_work(const kvl_engine *engine, const kvl_step *step, int32_t *order)
 {
     for (int32_t i = 0; i < step->num_seqs; i++)
         order[i] = i;
     for (int32_t gap = step->num_seqs / 2; gap > 0; gap /= 2) {
         for (int32_t i = gap; i < step->num_seqs; i++) {
             int32_t moved = order[i], j = i;
-            for (; j >= gap && work(&step->seqs[order[j - gap]]) < work(&step->seqs[moved]); j -= gap)
+            for (; j >= gap && work(engine, &step->seqs[order[j - gap]]) < work(engine, &step->seqs[moved]); j -= gap)
                 order[j] = order[j - gap];
             order[j] = moved;
         }
@@ -344,7 +370,7 @@ kvleaf_status kvl_schedule_build(const kvl_engine *engine, const kvl_step *step,
     lay_out(engine, &at);
     write_sequences(engine, step, meta, &at);
     if (at.num_entries) {
-        sort_by_work(step, engine->order);
+        sort_by_work(engine, step, engine->order);
         write_items(engine, step, meta, &at);
     }
     at.ready = true;

@@ -7,9 +7,12 @@
 
 void kvl_variant_key(const kvl_variant *variant, const kvl_geometry *geometry, char *key, size_t size)
 {
-    snprintf(key, size, "%s.%s.q_%s.kv_%s.d%d.b%d", variant->family, variant->name,
+    char window[16] = "";
+    if (variant->windows && geometry->window)
+        snprintf(window, sizeof window, ".w%d", (int)geometry->window);
+    snprintf(key, size, "%s.%s.q_%s.kv_%s.d%d.b%d%s", variant->family, variant->name,
              kvleaf_dtype_name(geometry->q_dtype), kvleaf_dtype_name(geometry->kv_dtype), (int)geometry->head_dim,
-             (int)geometry->block_size);
+             (int)geometry->block_size, window);
 }
 
 static void format_options(const kvl_variant *variant, const kvl_geometry *geometry, int32_t work_group, kvl_text *out)
@@ -28,6 +31,8 @@ static void format_options(const kvl_variant *variant, const kvl_geometry *geome
         kvl_text_format(out, " -DGROUP=%d", (int)(geometry->num_heads / geometry->num_kv_heads));
     if ((variant->fixed & KVL_FIX_BLOCK_SIZE) && geometry->block_size)
         kvl_text_format(out, " -DBLOCK_SIZE=%d", (int)geometry->block_size);
+    if (variant->windows && geometry->window)
+        kvl_text_format(out, " -DWINDOWED=1");
     if (variant->options)
         kvl_text_format(out, " %s", variant->options);
 }

@@ -251,11 +251,13 @@ static void check_attend(const check_rig *rig, check_batch *batch, check_result 
 /* Append (every dtype of new keys that a call may have) or gather, over one ragged batch. */
 static void check_move(const check_rig *rig, kvl_operation operation, check_result *result)
 {
-    const problem_geometry *g = &rig->shape->geometry;
+    problem_geometry whole = rig->shape->geometry;
+    const problem_geometry *g = &whole;
     const int32_t bs = g->block_size;
     const kvleaf_dtype sources[] = {g->q_dtype, g->kv_dtype, KVLEAF_F32};
     check_batch batch;
     problem made;
+    whole.window = 0; /* so that no key is poison */
     begin(&batch, rig, operation, 0);
     const int32_t lengths[][2] = {{1, 1},          {0, 0},      {2, bs + 1}, {bs, bs},
                                   {3, 3 * bs + 2}, {0, bs - 1}, {1, bs},     {7, 19}};
