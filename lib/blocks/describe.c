@@ -6,7 +6,7 @@
 #include <stdio.h>
 #include <string.h>
 
-enum { ROW_BLOCKS = 100, PART_BLOCKS = 10, TABLE_COLUMNS = 100 };
+enum { LETTERS = 26, ROW_BLOCKS = 100, PART_BLOCKS = 10, TABLE_COLUMNS = 100 };
 
 void kvl_picture_put(kvl_picture *picture, const char *format, ...)
 {
@@ -70,6 +70,11 @@ static kvleaf_status look(kvl_picture *picture)
     return KVLEAF_OK;
 }
 
+static char sequence_letter(int32_t slot)
+{
+    return (char)('A' + slot % LETTERS);
+}
+
 static char letter(const kvl_look *look)
 {
     switch (look->state) {
@@ -82,7 +87,9 @@ static char letter(const kvl_look *look)
     case KVL_BLOCK_WITHHELD:
         return '-';
     default:
-        return look->references < 10 ? (char)('0' + look->references) : '+';
+        return look->references == 1   ? sequence_letter(look->holders[0])
+               : look->references < 10 ? (char)('0' + look->references)
+                                       : '+';
     }
 }
 
@@ -143,9 +150,9 @@ static void put_table(kvl_picture *picture, const int32_t *table, int32_t count)
 static void put_sequence(kvl_picture *picture, const kvl_sequence *sequence)
 {
     const kvleaf_blocks *blocks = picture->blocks;
-    kvl_picture_put(picture, "sequence %d: %lld tokens, %lld committed, user %llu\n",
-                    kvl_sequence_slot(blocks, sequence), (long long)sequence->extended, (long long)sequence->committed,
-                    (unsigned long long)sequence->user);
+    int32_t slot = kvl_sequence_slot(blocks, sequence);
+    kvl_picture_put(picture, "%c sequence %d: %lld tokens, %lld committed, user %llu\n", sequence_letter(slot), slot,
+                    (long long)sequence->extended, (long long)sequence->committed, (unsigned long long)sequence->user);
     for (int32_t group = 0; group < blocks->num_groups; group++)
         put_table(picture, kvl_sequence_table(sequence, group), sequence->count);
 }
@@ -162,8 +169,8 @@ static void put_text(kvl_picture *picture)
                         stats->cached, stats->free, (long long)stats->slots_wasted);
         put_map(picture, group);
     }
-    kvl_picture_put(picture, "          . free   c cached   1-9 + sequences that share it   p pinned   - withheld   "
-                             "* as the row above\n");
+    kvl_picture_put(picture, "          . free   c cached   A-Z its sequence   2-9 + how many share it   p pinned   "
+                             "- withheld   * as above\n");
     for (int32_t i = 0; i < blocks->max_sequences; i++) {
         if (blocks->sequences[i].next_unused == KVL_UNLISTED)
             put_sequence(picture, &blocks->sequences[i]);
