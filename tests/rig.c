@@ -134,7 +134,8 @@ void rig_open(rig *r, const rig_params *params)
     make_pools(r);
     poison_pools(r);
     ASSERT_OK(rig_make_cache(r));
-    ASSERT_OK(rig_make_plan(r, &r->plan));
+    if (!r->p.no_plan)
+        ASSERT_OK(rig_make_plan(r, &r->plan));
     r->q = support_buffer(r->device, r->queue, rows_bytes(r, r->p.num_heads, largest_dim(r), r->p.q_dtype), 0xff);
     r->k = support_buffer(r->device, r->queue, rows_bytes(r, r->p.num_kv_heads, largest_dim(r), r->p.q_dtype), 0xff);
     r->v = support_buffer(r->device, r->queue, rows_bytes(r, r->p.num_kv_heads, largest_dim(r), r->p.q_dtype), 0xff);
@@ -525,6 +526,26 @@ void rig_check_stored(rig *r, const rig_seq *seq, const char *what)
     for (int32_t i = 0; i < 2 * r->p.num_layers; i++)
         if (r->source[i / 2] == i / 2)
             check_side(r, seq, i / 2, i % 2, what);
+}
+
+uint8_t *rig_rows(const rig *r, const rig_seq *seq, int32_t start, int32_t count, uint64_t *size)
+{
+    uint8_t *rows = NULL;
+    size_t at = 0, elements = 0;
+    for (int32_t layer = 0; layer < r->p.num_layers; layer++)
+        if (r->source[layer] == layer)
+            elements += 2 * (size_t)(count * r->p.num_kv_heads * rig_dim(r, layer));
+    *size = elements * kvleaf_dtype_size(r->p.kv_dtype);
+    rows = calloc(elements + 1, kvleaf_dtype_size(r->p.kv_dtype));
+    for (int32_t group = 0; group < r->num_groups; group++)
+        for (int32_t side = 0; side < 2 * r->p.num_layers; side++)
+            for (int32_t t = start, layer = side / 2; t < start + count; t++)
+                for (int32_t h = 0; h < r->p.num_kv_heads && r->group[layer] == group; h++)
+                    for (int32_t d = 0; d < rig_dim(r, layer) && r->source[layer] == layer; d++)
+                        reference_store(r->p.kv_dtype, rows, at++,
+                                        stored(r, side % 2 ? 'v' : 'k', layer, seq->tokens[t], h, d));
+    assert_int_equal(at, elements);
+    return rows;
 }
 
 kvleaf_blocks_stats rig_stats(const rig *r)

@@ -20,6 +20,7 @@ typedef struct rig_params {
     int32_t kv_layer[RIG_LAYERS], window[RIG_LAYERS]; /* as kvleaf_layer */
     int32_t layer_dim[RIG_LAYERS];                    /* head_dim of a layer; 0 = head_dim */
     int32_t window_blocks;                            /* of pools with a window; 0 = num_blocks */
+    bool no_plan;                                     /* what needs no step needs no programs for it */
     int32_t max_sequences, max_context, max_entries, max_tokens, steps_in_flight;
     int64_t max_decode_keys;
     const int32_t *free_order; /* [num_blocks], or NULL */
@@ -111,6 +112,8 @@ int32_t rig_dim(const rig *r, int32_t layer);
 uint8_t *rig_pool_bytes(const rig *r, int32_t layer, bool value, size_t *size);
 /* Whether the committed tokens of a sequence lie in the pool as the model says, in every layer. */
 void rig_check_stored(rig *r, const rig_seq *seq, const char *what);
+/* What kvleaf_seq_export gives of some tokens, by the model; malloc'ed. */
+uint8_t *rig_rows(const rig *r, const rig_seq *seq, int32_t start, int32_t count, uint64_t *size);
 kvleaf_blocks_stats rig_stats(const rig *r);
 /* Lets the device go on with what it can: before looking that something has not happened. */
 void rig_pause(void);

@@ -263,7 +263,7 @@ static void test_host_pool(void **state)
         cl_mem_flags flags = 0;
         clGetMemObjectInfo(host->memory[0], CL_MEM_FLAGS, sizeof flags, &flags, NULL);
         assert_true(flags & CL_MEM_ALLOC_HOST_PTR);
-        const int32_t out[] = {3, 4, 22, 0, 7, 1}, back[] = {0, 9, 4, 10, 1, 22};
+        const kvleaf_block_copy out[] = {{3, 4}, {22, 0}, {7, 1}}, back[] = {{0, 9}, {4, 10}, {1, 22}};
         cl_mem pairs[2];
         ASSERT_OK(kvl_pool_pairs(device, out, 3, &pairs[0]));
         ASSERT_OK(kvl_pool_pairs(device, back, 3, &pairs[1]));

@@ -109,6 +109,21 @@ KVLEAF_API kvleaf_status kvleaf_cache_query(const kvleaf_cache *cache, kvleaf_bl
 /* The cache's block manager, to look at (kvleaf_blocks_refcount); NULL for a null cache. */
 KVLEAF_API const kvleaf_blocks *kvleaf_cache_blocks(const kvleaf_cache *cache);
 
+/* Bytes that `count` tokens take in export and import: of each group, each of its layers with K/V of its own: K
+ * [count, num_kv_heads, head_dim], then V, of the pool's dtype. UINT64_MAX where it is more; 0 for a null cache. */
+KVLEAF_API uint64_t kvleaf_cache_token_bytes(const kvleaf_cache *cache, int64_t count);
+/* Reads the K and V of committed tokens start .. start + count - 1 into `bytes`, and waits for the device. INVALID: a
+ * range beyond the committed length, or one whose blocks left a window. TOO_SMALL: `size`. FOREIGN, STALE, NO_MEMORY,
+ * DEVICE. */
+KVLEAF_API kvleaf_status kvleaf_seq_export(kvleaf_cache *cache, kvleaf_seq seq, int64_t start, int64_t count,
+                                           void *bytes, uint64_t size, const kvleaf_exec *exec);
+/* Fills tokens that the sequence has extended and not committed from `bytes`, as export wrote them, commits them, and
+ * waits for the device. Tokens of the range that are committed already are left as they are. INVALID: start beyond the
+ * committed length, an end beyond the extended one, a `size` that is not what count takes. BUSY: in an open plan.
+ * FOREIGN, STALE, NO_MEMORY, DEVICE. */
+KVLEAF_API kvleaf_status kvleaf_seq_import(kvleaf_cache *cache, kvleaf_seq seq, int64_t start, int64_t count,
+                                           const void *bytes, uint64_t size, const kvleaf_exec *exec);
+
 /* Makes a plan for steps of this cache: programs, staging and work buffers. `params` may be NULL: all defaults. As
  * kvleaf_attention_create. */
 KVLEAF_API kvleaf_status kvleaf_plan_create(kvleaf_cache *cache, const kvleaf_plan_params *params, kvleaf_plan **out);

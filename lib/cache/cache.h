@@ -49,12 +49,21 @@ void kvl_cache_release(kvleaf_cache *cache);
 /* Checks the layers against each other and the pools, and fills in groups and layers. */
 kvleaf_status kvl_cache_form_groups(kvleaf_cache *cache, const kvleaf_cache_params *params);
 
-/* Enqueues the block copies that the manager has pending, in all groups. They stay pending until kvl_cache_copied. */
-kvleaf_status kvl_cache_copy(kvleaf_cache *cache, kvl_chain *chain);
+/* Copies of blocks of a group, within its pool or between it and the host's. */
+typedef struct kvl_cache_copies {
+    const kvleaf_pool *from, *to;
+    const kvleaf_block_copy *pairs;
+    int32_t count;
+} kvl_cache_copies;
+kvleaf_status kvl_cache_copy_blocks(kvleaf_cache *cache, int32_t group, const kvl_cache_copies *copies,
+                                    kvl_chain *chain);
+
+/* Enqueues the copies that the manager has pending, in all groups. They stay pending until kvl_cache_copied. */
+kvleaf_status kvl_cache_copy_pending(kvleaf_cache *cache, kvl_chain *chain);
 void kvl_cache_copied(kvleaf_cache *cache);
 
 /* K and V of tokens of a block table of a group, to and from rows in host memory (kvl_pool_read_rows, _write_rows), in
- * order with the cache's other calls; waits for the device. exec is checked already. */
+ * order with the cache's other calls; waits for the device. exec is checked already, and no copy is pending. */
 kvleaf_status kvl_cache_read_rows(kvleaf_cache *cache, int32_t group, const kvl_rows *rows, void *bytes,
                                   const kvleaf_exec *exec);
 kvleaf_status kvl_cache_write_rows(kvleaf_cache *cache, int32_t group, const kvl_rows *rows, int64_t from,

@@ -138,10 +138,10 @@ kvleaf_status kvl_pool_copier_chain(kvl_pool_copier *copier, const kvl_pool_copi
     return status;
 }
 
-kvleaf_status kvl_pool_pairs(kvleaf_device *device, const int32_t *pairs, int32_t count, cl_mem *out)
+kvleaf_status kvl_pool_pairs(kvleaf_device *device, const kvleaf_block_copy *pairs, int32_t count, cl_mem *out)
 {
     cl_int error = CL_SUCCESS;
-    size_t bytes = 2 * (size_t)count * sizeof *pairs;
+    size_t bytes = (size_t)count * sizeof *pairs;
     *out = device->cl->CreateBuffer(device->context, CL_MEM_READ_ONLY | CL_MEM_COPY_HOST_PTR, bytes,
                                     (void *)(uintptr_t)pairs, &error);
     return *out ? KVLEAF_OK : kvl_fail_opencl("clCreateBuffer", error);
@@ -151,7 +151,8 @@ enum { MARK_SOURCE = 1, MARK_DESTINATION = 2 };
 
 /* Writes {src, dst} pairs. An id out of range, or a block that is both source and destination or twice destination,
  * where the result would hang on the order of the copies, is INVALID. */
-static kvleaf_status pair_up(kvleaf_pool *pool, const int32_t *src, const int32_t *dst, int32_t count, int32_t *pairs)
+static kvleaf_status pair_up(kvleaf_pool *pool, const int32_t *src, const int32_t *dst, int32_t count,
+                             kvleaf_block_copy *pairs)
 {
     int32_t num_blocks = pool->params.num_blocks;
     for (int32_t i = 0; i < count; i++) {
@@ -161,8 +162,7 @@ static kvleaf_status pair_up(kvleaf_pool *pool, const int32_t *src, const int32_
         if (dst[i] < 0 || dst[i] >= num_blocks)
             return kvl_fail(KVLEAF_INVALID, "dst", dst[i], num_blocks, "dst[%d] is block %d, the pool has %d", (int)i,
                             (int)dst[i], (int)num_blocks);
-        pairs[2 * (size_t)i] = src[i];
-        pairs[2 * (size_t)i + 1] = dst[i];
+        pairs[i] = (kvleaf_block_copy){.src = src[i], .dst = dst[i]};
     }
     kvleaf_status status = KVLEAF_OK;
     for (int32_t i = 0; i < count; i++)
@@ -182,9 +182,9 @@ static kvleaf_status pair_up(kvleaf_pool *pool, const int32_t *src, const int32_
 static kvleaf_status upload_pairs(kvleaf_pool *pool, const int32_t *src, const int32_t *dst, int32_t count, cl_mem *out)
 {
     const kvleaf_allocator *allocator = &pool->device->allocator;
-    int32_t *pairs = kvl_alloc(allocator, 2 * (size_t)count, sizeof *pairs);
+    kvleaf_block_copy *pairs = kvl_alloc(allocator, (size_t)count, sizeof *pairs);
     if (!pairs)
-        return kvl_fail_memory(2 * (size_t)count * sizeof *pairs);
+        return kvl_fail_memory((size_t)count * sizeof *pairs);
     kvleaf_status status = pair_up(pool, src, dst, count, pairs);
     if (!status)
         status = kvl_pool_pairs(pool->device, pairs, count, out);

@@ -4,6 +4,7 @@
 
 /* What the layers above use of a pool. */
 
+#include <kvleaf/blocks.h>
 #include <kvleaf/pool.h>
 
 #include "device/chain.h"
@@ -51,9 +52,9 @@ kvleaf_status kvl_pool_copier_create(const kvleaf_pool *pool, kvl_pool_copier **
 void kvl_pool_copier_destroy(kvl_pool_copier **copier);
 kvleaf_status kvl_pool_copier_chain(kvl_pool_copier *copier, const kvl_pool_copies *copies, kvl_chain *chain);
 
-/* A buffer with pairs[2 * count], which is read before the call returns. The caller releases it; launches that were
+/* A buffer with pairs[count], which is read before the call returns. The caller releases it; launches that were
  * enqueued keep it. */
-kvleaf_status kvl_pool_pairs(kvleaf_device *device, const int32_t *pairs, int32_t count, cl_mem *out);
+kvleaf_status kvl_pool_pairs(kvleaf_device *device, const kvleaf_block_copy *pairs, int32_t count, cl_mem *out);
 
 /* Tokens of a block table, and their bytes in host memory in the order [layer][K, V][token][KV head][dim], of the
  * pool's dtype, whatever the pool's layout. */
