@@ -397,7 +397,8 @@ static void check_seq(rig *r, const rig_step *step, int32_t layer, int32_t index
                              .k_head_stride = dim,
                              .v_token_stride = r->p.num_kv_heads * dim,
                              .v_head_stride = dim};
-    const reference_seq reference = {.q_len = q_len, .kv_len = kv_len, .causal = step->mask == KVLEAF_MASK_CAUSAL};
+    const reference_seq reference = {
+        .q_len = q_len, .kv_len = kv_len, .causal = step->mask == KVLEAF_MASK_CAUSAL, .window = r->p.window[layer]};
     assert_true(reference_attend(&kv, &reference, heads, r->p.num_kv_heads, reference_scale(0, dim), q, out, lse));
     double tolerance = reference_tolerance(r->p.q_dtype, r->p.kv_dtype, r->p.out_dtype);
     for (int32_t row = 0; row < q_len; row++)

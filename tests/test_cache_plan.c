@@ -3,6 +3,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "cache/cache.h"
 #include "rig.h"
 
 static void test_batch_refused(void **state)
@@ -225,12 +226,54 @@ static void test_many_samples(void **state)
     rig_close(&r);
 }
 
+/* More changed table entries than a staging slot takes go before the step; BUSY on the way keeps what has gone. */
+static void test_more_changes_than_room(void **state)
+{
+    (void)state;
+    for (int32_t slots = 1; slots < 3; slots++) {
+        rig r;
+        rig_params p = rig_defaults();
+        p.num_layers = 1;
+        p.steps_in_flight = slots;
+        rig_open(&r, &p);
+        r.plan->groups[0].max_updates = 3;
+        rig_seq *a = rig_seq_new(&r), *b = rig_seq_new(&r);
+        rig_extend(&r, a, 38); /* 10 blocks: 3 slots, and the step's */
+        rig_extend(&r, b, 5);
+        const rig_step step = {.seqs = {b, a}, .num_q = {5, 38}, .n = 2};
+        int32_t busy = 0;
+        kvleaf_status status;
+        while ((status = rig_build(&r, &step)) == KVLEAF_BUSY && busy < 10) {
+            rig_check_lengths(&r, a, 0);
+            assert_int_equal(clFinish(r.queue), CL_SUCCESS);
+            busy++;
+        }
+        ASSERT_OK(status);
+        assert_true(slots > 1 ? busy <= 2 : busy >= 1);
+        rig_layers(&r, &step, "prompts");
+        rig_commit(&r, &step, NULL);
+        rig_seq *child = rig_seq_fork(&r, a, 37); /* all of its entries are new to the device */
+        rig_extend(&r, child, 2);
+        const rig_step next = {.seqs = {child, a}, .num_q = {2, 1}, .n = 2};
+        rig_extend(&r, a, 1);
+        while ((status = rig_build(&r, &next)) == KVLEAF_BUSY && busy < 20) {
+            assert_int_equal(clFinish(r.queue), CL_SUCCESS);
+            busy++;
+        }
+        ASSERT_OK(status);
+        rig_layers(&r, &next, "a fork");
+        rig_commit(&r, &next, NULL);
+        rig_check_stored(&r, child, "child");
+        rig_close(&r);
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_batch_refused), cmocka_unit_test(test_states),
         cmocka_unit_test(test_failed_steps),  cmocka_unit_test(test_declared_capacities),
-        cmocka_unit_test(test_many_samples),
+        cmocka_unit_test(test_many_samples),  cmocka_unit_test(test_more_changes_than_room),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

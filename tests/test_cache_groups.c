@@ -1,0 +1,112 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* A model whose layers differ in window and head_dim, through the managed cache: every row against the reference, in
+ * prefill, decode and mixed batches, over forks and truncations, with several plans open. */
+#include <stdlib.h>
+#include <string.h>
+
+#include "rig.h"
+
+enum { WINDOW = 10 };
+
+/* Full layers of one head_dim, windowed ones of another; the third reads the second's K/V. */
+static rig_params hybrid(void)
+{
+    rig_params p = rig_defaults();
+    p.num_layers = 4;
+    p.window[1] = p.window[2] = WINDOW;
+    p.layer_dim[1] = p.layer_dim[2] = 8;
+    p.kv_layer[2] = 2;
+    p.num_blocks = 64;
+    return p;
+}
+
+static void test_groups_of_layers(void **state)
+{
+    (void)state;
+    rig r;
+    rig_params p = hybrid();
+    rig_open(&r, &p);
+    const int32_t expected[] = {-1, 0, 1, 1, 0, -1};
+    for (int32_t layer = -1; layer <= 4; layer++)
+        assert_int_equal(kvleaf_cache_group(r.cache, layer), expected[layer + 1]);
+    assert_int_equal(kvleaf_cache_group(NULL, 0), -1);
+    int32_t count;
+    ASSERT_FAILS(KVLEAF_INVALID, "group", kvleaf_seq_table(r.cache, rig_seq_new(&r)->seq, 2, NULL, 0, &count));
+    rig_close(&r);
+}
+
+/* Prompts longer than the window, in chunks and beside each other; then decode far beyond it. */
+static void test_steps(void **state)
+{
+    (void)state;
+    rig r;
+    rig_params p = hybrid();
+    rig_open(&r, &p);
+    rig_seq *a = rig_seq_new(&r), *b = rig_seq_new(&r);
+    rig_extend(&r, a, 33);
+    rig_extend(&r, b, 23);
+    rig_run(&r, &(rig_step){.seqs = {a, b}, .num_q = {7, 23}, .n = 2}, "first chunk");
+    rig_run(&r, &(rig_step){.seqs = {a}, .num_q = {26}, .n = 1}, "second chunk");
+    rig_seq *c = rig_seq_fork(&r, a, 31);
+    for (int32_t i = 0; i < 15; i++) {
+        rig_seq *all[] = {a, b, c};
+        rig_step step = {.n = 3, .family = i % 3 ? KVLEAF_FAMILY_AUTO : KVLEAF_FAMILY_PREFILL};
+        for (int32_t k = 0; k < 3; k++) {
+            step.seqs[k] = all[k];
+            step.num_q[k] = 1 + (i + k) % 3;
+            rig_extend(&r, all[k], step.num_q[k]);
+        }
+        rig_run(&r, &step, "decode");
+    }
+    rig_check_stored(&r, a, "parent");
+    rig_check_stored(&r, c, "child");
+    rig_truncate(&r, b, b->committed - 3);
+    rig_extend(&r, b, 5);
+    rig_run(&r, &(rig_step){.seqs = {b}, .num_q = {5}, .n = 1, .mask = KVLEAF_MASK_NONE}, "rewritten, without a mask");
+    rig_seq_end(&r, a);
+    rig_seq_end(&r, b);
+    rig_seq_end(&r, c);
+    kvleaf_blocks_stats stats = rig_stats(&r);
+    assert_int_equal(stats.used, 0);
+    rig_close(&r);
+}
+
+/* Two plans with open steps, each over both groups, closed in the other order. */
+static void test_two_open_plans(void **state)
+{
+    (void)state;
+    rig r;
+    rig_params p = hybrid();
+    rig_open(&r, &p);
+    kvleaf_plan *other = NULL;
+    ASSERT_OK(rig_make_plan(&r, &other));
+    rig_seq *a = rig_seq_new(&r), *b = rig_seq_new(&r);
+    rig_extend(&r, a, 19);
+    rig_extend(&r, b, 14);
+    for (int32_t i = 0; i < 3; i++) {
+        const rig_step first = {.seqs = {a}, .num_q = {i ? 1 : 19}, .n = 1};
+        const rig_step second = {.seqs = {b}, .num_q = {i ? 2 : 14}, .n = 1, .plan = other};
+        ASSERT_OK(rig_build(&r, &first));
+        ASSERT_OK(rig_build(&r, &second));
+        rig_layers(&r, &second, "second");
+        rig_layers(&r, &first, "first");
+        rig_commit(&r, &first, NULL);
+        rig_commit(&r, &second, NULL);
+        rig_extend(&r, a, 1);
+        rig_extend(&r, b, 2);
+    }
+    rig_check_stored(&r, a, "first");
+    rig_check_stored(&r, b, "second");
+    kvleaf_plan_destroy(&other);
+    rig_close(&r);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_groups_of_layers),
+        cmocka_unit_test(test_steps),
+        cmocka_unit_test(test_two_open_plans),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
