@@ -376,7 +376,8 @@ static void open_real(driver *d)
                                    .max_blocks_per_seq = p->max_blocks_per_seq,
                                    .allocator = {fickle_allocate, fickle_release, d},
                                    .groups = groups,
-                                   .num_groups = p->num_groups};
+                                   .num_groups = p->num_groups,
+                                   .no_prefix_cache = 1}; /* the model has none */
     for (int32_t i = 0; i < p->num_groups; i++)
         groups[i] = (kvleaf_block_group){.num_blocks = p->groups[i].num_blocks,
                                          .free_order = p->groups[i].free_order,

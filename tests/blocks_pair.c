@@ -120,7 +120,7 @@ static void add_stats(kvleaf_blocks_stats *all, const kvleaf_blocks_stats *one)
 /* The order in which blocks will be handed out. */
 static void compare_free(const blocks_pair *pair, int32_t group)
 {
-    const kvl_free_list *list = &pair->real->groups[group].free;
+    const kvl_block_list *list = &pair->real->groups[group].free;
     const model_group *g = &pair->m.groups[group];
     int32_t at = list->first;
     for (int32_t i = 0; i < g->num_free; i++) {

@@ -13,7 +13,7 @@
 
 #include <cmocka.h>
 
-#include "blocks/blocks.h"
+#include "blocks/index.h"
 
 #define assert_status(call, expected)                                                                                  \
     do {                                                                                                               \
@@ -37,6 +37,15 @@ static inline kvleaf_status extend(kvleaf_blocks *blocks, kvleaf_seq seq, int64_
 {
     kvleaf_tokens tokens = {.struct_size = sizeof tokens, .count = count};
     return kvleaf_blocks_seq_extend(blocks, seq, &tokens, NULL);
+}
+
+/* Extends by tokens that are known; returns how many of them were found. */
+static inline int64_t extend_ids(kvleaf_blocks *blocks, kvleaf_seq seq, const int32_t *ids, int64_t count)
+{
+    kvleaf_tokens tokens = {.struct_size = sizeof tokens, .ids = ids, .count = count};
+    int64_t cached = -1;
+    assert_ok(kvleaf_blocks_seq_extend(blocks, seq, &tokens, &cached));
+    return cached;
 }
 
 static inline kvleaf_blocks_stats stats_of(const kvleaf_blocks *blocks)
@@ -118,6 +127,29 @@ static inline kvleaf_seq make_seq(kvleaf_blocks *blocks, int64_t count)
     return seq;
 }
 
+/* A new sequence with these committed tokens; *cached (may be NULL) of them were found. */
+static inline kvleaf_seq make_prompt(kvleaf_blocks *blocks, const kvleaf_seq_params *params, const int32_t *ids,
+                                     int64_t count, int64_t *cached)
+{
+    kvleaf_seq seq = 0;
+    assert_ok(kvleaf_blocks_seq_create(blocks, params, &seq));
+    int64_t found = extend_ids(blocks, seq, ids, count);
+    if (cached)
+        *cached = found;
+    compute(blocks, seq);
+    return seq;
+}
+
+/* What a new sequence of these params would find. */
+static inline int64_t match_of(const kvleaf_blocks *blocks, const kvleaf_seq_params *params, const int32_t *ids,
+                               int64_t count)
+{
+    kvleaf_tokens tokens = {.struct_size = sizeof tokens, .ids = ids, .count = count};
+    int64_t matched = -1;
+    assert_ok(kvleaf_blocks_prefix_match(blocks, params, &tokens, &matched));
+    return matched;
+}
+
 static inline kvleaf_seq fork_seq(kvleaf_blocks *blocks, kvleaf_seq seq, int64_t pos)
 {
     kvleaf_seq child = 0;
@@ -125,8 +157,8 @@ static inline kvleaf_seq fork_seq(kvleaf_blocks *blocks, kvleaf_seq seq, int64_t
     return child;
 }
 
-/* Walks the free list both ways; returns its length and marks its members. */
-static inline int32_t walk_free_list(const kvl_free_list *list, int32_t num_blocks, bool *listed)
+/* Walks a list both ways; returns its length and marks its members. */
+static inline int32_t walk_list(const kvl_block_list *list, int32_t num_blocks, bool *listed)
 {
     int32_t count = 0, before = KVL_LIST_END;
     for (int32_t at = list->first; at != KVL_LIST_END; at = list->blocks[at].next) {
@@ -144,8 +176,7 @@ static inline int32_t walk_free_list(const kvl_free_list *list, int32_t num_bloc
 
 /* What a group's blocks should say, counted from the sequences and the pending copies. */
 typedef struct expected_block {
-    int32_t references, pins, tokens, fills;
-    bool listed;
+    int32_t references, pins, holds, tokens, fills;
 } expected_block;
 
 static inline void expect_from_sequences(const kvleaf_blocks *blocks, int32_t group, expected_block *expected)
@@ -153,66 +184,162 @@ static inline void expect_from_sequences(const kvleaf_blocks *blocks, int32_t gr
     for (int32_t i = 0; i < blocks->max_sequences; i++) {
         const kvl_sequence *sequence = &blocks->sequences[i];
         const int32_t *table = kvl_sequence_table(sequence, group);
-        for (int32_t j = 0; sequence->next_unused == KVL_UNLISTED && j < sequence->count; j++) {
+        if (sequence->next_unused != KVL_UNLISTED)
+            continue;
+        for (int32_t j = 0; j < sequence->first_held[group]; j++)
+            assert_int_equal(table[j], KVLEAF_NO_BLOCK);
+        for (int32_t j = sequence->first_held[group]; j < sequence->count; j++) {
             assert_in_range(table[j], 0, blocks->groups[group].num_blocks - 1);
             expected_block *at = &expected[table[j]];
             int64_t here = sequence->extended - (int64_t)j * blocks->block_size;
             here = here > blocks->block_size ? blocks->block_size : here;
             at->tokens = here > at->tokens ? (int32_t)here : at->tokens;
             at->references++;
-            for (int32_t k = 0; k < j; k++)
+            for (int32_t k = sequence->first_held[group]; k < j; k++)
                 assert_int_not_equal(table[k], table[j]);
         }
     }
+}
+
+/* Pins hold their block, and what is before it in the index. */
+static inline void expect_from_pins(const kvleaf_blocks *blocks, int32_t group, expected_block *expected)
+{
+    for (int32_t g = 0; g < blocks->num_groups; g++) {
+        for (int32_t i = 0; i < blocks->groups[g].num_blocks; i++) {
+            const kvl_block *block = &blocks->groups[g].blocks[i];
+            int32_t at = block->entry;
+            if (g == group)
+                expected[i].holds += block->user_pins;
+            if (g == blocks->primary && at != KVL_NO_ENTRY)
+                at = blocks->index.entries[at].parent;
+            for (; group == blocks->primary && at != KVL_NO_ENTRY; at = blocks->index.entries[at].parent)
+                expected[at].holds += block->user_pins;
+        }
+    }
+}
+
+/* The lists of a group, and that each listed block is in the right one. */
+static inline void check_lists(const kvleaf_blocks *blocks, int32_t number, bool *listed)
+{
+    const kvl_group *group = &blocks->groups[number];
+    int32_t cached = 0;
+    walk_list(&group->free, group->num_blocks, listed);
+    for (int32_t i = 0; i < group->num_blocks; i++)
+        assert_true(!listed[i] || group->blocks[i].entry == KVL_NO_ENTRY);
+    for (int32_t priority = 0; priority < KVL_PRIORITIES; priority++) {
+        cached += walk_list(&group->cached[priority], group->num_blocks, listed);
+        for (int32_t at = group->cached[priority].first; at != KVL_LIST_END; at = group->blocks[at].next) {
+            assert_true(group->blocks[at].entry != KVL_NO_ENTRY);
+            assert_int_equal(group->blocks[at].priority, priority + KVLEAF_PRIORITY_LOW);
+        }
+    }
+    assert_int_equal(group->num_cached, cached);
+}
+
+static inline void check_block(const kvl_block *block, const expected_block *e, bool listed)
+{
+    assert_int_equal(block->references, e->references);
+    assert_int_equal(block->pins, e->pins);
+    assert_int_equal(block->holds, e->holds);
+    assert_int_equal(e->fills, block->copy != KVL_NO_COPY);
+    assert_true(e->pins == 0 || e->fills == 0);
+    assert_true(e->fills == 0 || e->references > 0);
+    assert_true(e->fills == 0 || block->entry == KVL_NO_ENTRY);
+    assert_int_equal(block->tails, 0);
+    assert_int_equal(block->tail_tokens, 0);
+    assert_true(!listed || (e->references == 0 && e->pins == 0 && e->holds == 0));
 }
 
 /* `withheld` blocks were left out of free_order. */
 static inline void check_group(const kvleaf_blocks *blocks, int32_t number, int32_t withheld)
 {
     const kvl_group *group = &blocks->groups[number];
-    int32_t n = group->num_blocks, used = 0, pinned = 0, outside = 0;
+    int32_t n = group->num_blocks, used = 0, pinned = 0, outside = 0, indexed = 0;
     int64_t wasted = 0;
     expected_block *expected = calloc((size_t)n, sizeof *expected);
     bool *listed = calloc((size_t)n, sizeof *listed);
     expect_from_sequences(blocks, number, expected);
+    expect_from_pins(blocks, number, expected);
     for (int32_t i = 0; i < group->num_copies; i++) {
         expected[group->copies[i].src].pins++;
         expected[group->copies[i].dst].fills++;
         assert_int_equal(group->blocks[group->copies[i].dst].copy, i);
     }
-    int32_t available = walk_free_list(&group->free, n, listed);
+    check_lists(blocks, number, listed);
     for (int32_t i = 0; i < n; i++) {
-        const kvl_block *block = &group->blocks[i];
         const expected_block *e = &expected[i];
-        assert_int_equal(block->references, e->references);
+        bool held = e->pins > 0 || e->holds > 0;
+        check_block(&group->blocks[i], e, listed[i]);
         assert_int_equal(kvleaf_blocks_refcount(blocks, number, i), e->references);
-        assert_int_equal(block->pins, e->pins);
-        assert_int_equal(e->fills, block->copy != KVL_NO_COPY);
-        assert_true(e->pins == 0 || e->fills == 0);
-        assert_true(e->fills == 0 || e->references > 0);
-        assert_int_equal(block->tails, 0);
-        assert_int_equal(block->tail_tokens, 0);
-        if (listed[i]) {
-            assert_true(e->references == 0 && e->pins == 0);
-            continue;
-        }
-        used++;
-        pinned += e->references == 0 && e->pins > 0;
-        outside += e->references == 0 && e->pins == 0;
-        wasted += e->references || e->pins ? blocks->block_size - e->tokens : 0;
+        indexed += group->blocks[i].entry != KVL_NO_ENTRY;
+        used += !listed[i];
+        pinned += e->references == 0 && held;
+        outside += !listed[i] && e->references == 0 && !held;
+        wasted += e->references || held ? blocks->block_size - e->tokens : 0;
     }
     kvleaf_blocks_stats stats = {.struct_size = sizeof stats};
     assert_ok(kvleaf_blocks_query_group(blocks, number, &stats));
     assert_int_equal(outside, withheld);
     assert_int_equal(stats.total, n);
     assert_int_equal(stats.used, used);
-    assert_int_equal(stats.free, available);
-    assert_int_equal(stats.cached, 0);
+    assert_int_equal(stats.cached, group->num_cached);
+    assert_int_equal(stats.free, group->free.count);
     assert_int_equal(stats.total, stats.used + stats.cached + stats.free);
+    assert_int_equal(stats.indexed, indexed);
     assert_int_equal(stats.pinned, pinned);
     assert_int_equal(stats.slots_wasted, wasted);
     free(expected);
     free(listed);
+}
+
+/* An entry is where it must be found, once, and knows its neighbours and blocks. */
+static inline void check_entry(const kvleaf_blocks *blocks, int32_t at)
+{
+    const kvl_entry *entries = blocks->index.entries, *entry = &entries[at];
+    const kvl_key key = {entry->parent, entry->salt, {entry->digest[0], entry->digest[1]}, kvl_block_ids(blocks, at)};
+    uint64_t hash[2];
+    int32_t children = 0;
+    assert_int_equal(kvl_index_find(blocks, &key, hash), at);
+    assert_true(hash[0] == entry->hash[0] && hash[1] == entry->hash[1]);
+    for (int32_t i = 0; i < blocks->block_size; i++)
+        assert_true(key.ids[i] != KVL_UNKNOWN);
+    if (entry->parent != KVL_NO_ENTRY) {
+        assert_true(entries[entry->parent].serial > 0 && entries[entry->parent].serial < entry->serial);
+        assert_int_equal(entry->depth, entries[entry->parent].depth + 1);
+    }
+    for (int32_t child = entry->first_child, before = KVL_NO_ENTRY; child != KVL_NO_ENTRY;
+         before = child, child = entries[child].next_sibling, children++) {
+        assert_int_equal(entries[child].parent, at);
+        assert_int_equal(entries[child].previous_sibling, before);
+    }
+    assert_int_equal(children, entry->children);
+    for (int32_t i = 0; i < blocks->num_groups; i++) {
+        int32_t block = kvl_index_block(blocks, at, i);
+        assert_true(block == KVLEAF_NO_BLOCK || blocks->groups[i].blocks[block].entry == at);
+    }
+    assert_int_equal(kvl_index_block(blocks, at, blocks->primary), at);
+}
+
+static inline void check_index(const kvleaf_blocks *blocks)
+{
+    int32_t entries = 0, walked = 0;
+    if (!blocks->index.entries)
+        return;
+    for (int32_t i = 0; i < blocks->groups[blocks->primary].num_blocks; i++) {
+        assert_int_equal(blocks->index.entries[i].serial > 0,
+                         blocks->groups[blocks->primary].blocks[i].entry != KVL_NO_ENTRY);
+        if (blocks->index.entries[i].serial == 0)
+            continue;
+        entries++;
+        check_entry(blocks, i);
+    }
+    for (int32_t i = 0; i < blocks->num_groups; i++)
+        for (int32_t j = 0; j < blocks->groups[i].num_blocks; j++)
+            if (blocks->groups[i].blocks[j].entry != KVL_NO_ENTRY)
+                assert_int_equal(kvl_index_block(blocks, blocks->groups[i].blocks[j].entry, i), j);
+    for (int32_t at = kvl_index_next(blocks, KVL_NO_ENTRY); at != KVL_NO_ENTRY; at = kvl_index_next(blocks, at))
+        walked++;
+    assert_int_equal(walked, entries);
 }
 
 /* What the parts of a manager must say of each other at all times. `withheld` blocks were left out of free_order. */
@@ -230,6 +357,7 @@ static inline void check_blocks(const kvleaf_blocks *blocks, int32_t withheld)
                     sequence->planned <= sequence->extended);
         assert_int_equal(sequence->count, (sequence->extended + blocks->block_size - 1) / blocks->block_size);
     }
+    check_index(blocks);
     kvleaf_blocks_stats all = stats_of(blocks), sum = {.struct_size = sizeof sum};
     for (int32_t i = 0; i < blocks->num_groups; i++) {
         kvleaf_blocks_stats part = {.struct_size = sizeof part};
@@ -240,6 +368,8 @@ static inline void check_blocks(const kvleaf_blocks *blocks, int32_t withheld)
         sum.cached += part.cached;
         sum.free += part.free;
         sum.pinned += part.pinned;
+        sum.indexed += part.indexed;
+        sum.evictions += part.evictions;
         sum.slots_wasted += part.slots_wasted;
         sum.copies += part.copies;
         assert_int_equal(part.sequences, live);
@@ -250,6 +380,8 @@ static inline void check_blocks(const kvleaf_blocks *blocks, int32_t withheld)
     assert_int_equal(all.cached, sum.cached);
     assert_int_equal(all.free, sum.free);
     assert_int_equal(all.pinned, sum.pinned);
+    assert_int_equal(all.indexed, sum.indexed);
+    assert_int_equal(all.evictions, sum.evictions);
     assert_int_equal(all.slots_wasted, sum.slots_wasted);
     assert_int_equal(all.copies, sum.copies);
     assert_int_equal(all.sequences, live);

@@ -4,23 +4,27 @@
 
 #define BLOCKS 6
 
+static const kvleaf_seq_params terms;
+
 typedef struct fixture {
     kvl_block blocks[BLOCKS];
-    kvl_free_list list;
+    kvl_block_list list;
 } fixture;
 
 static void fill(fixture *f)
 {
     memset(f, 0, sizeof *f);
-    kvl_free_list_init(&f->list, f->blocks, BLOCKS);
+    kvl_list_init(&f->list, f->blocks);
     for (int32_t i = 0; i < BLOCKS; i++)
-        assert_true(kvl_free_list_give(&f->list, i));
+        f->blocks[i].next = KVL_UNLISTED;
+    for (int32_t i = 0; i < BLOCKS; i++)
+        assert_true(kvl_list_give(&f->list, i));
 }
 
 static void assert_order(fixture *f, const int32_t *expected, int32_t count)
 {
     bool listed[BLOCKS] = {false};
-    assert_int_equal(walk_free_list(&f->list, BLOCKS, listed), count);
+    assert_int_equal(walk_list(&f->list, BLOCKS, listed), count);
     int32_t at = f->list.first;
     for (int32_t i = 0; i < count; i++, at = f->list.blocks[at].next)
         assert_int_equal(at, expected[i]);
@@ -31,10 +35,10 @@ static void test_order(void **state)
     (void)state;
     fixture f;
     fill(&f);
-    assert_int_equal(kvl_free_list_take(&f.list), 0);
-    assert_int_equal(kvl_free_list_take(&f.list), 1);
-    assert_true(kvl_free_list_give(&f.list, 1));
-    assert_true(kvl_free_list_give(&f.list, 0));
+    assert_int_equal(kvl_list_take(&f.list), 0);
+    assert_int_equal(kvl_list_take(&f.list), 1);
+    assert_true(kvl_list_give(&f.list, 1));
+    assert_true(kvl_list_give(&f.list, 0));
     assert_order(&f, (int32_t[]){2, 3, 4, 5, 1, 0}, 6);
 }
 
@@ -51,9 +55,9 @@ static void test_remove_anywhere(void **state)
         fixture f;
         fill(&f);
         for (int32_t j = 0; j < cases[i].count; j++)
-            assert_true(kvl_free_list_remove(&f.list, cases[i].removed[j]));
+            assert_true(kvl_list_remove(&f.list, cases[i].removed[j]));
         assert_order(&f, cases[i].rest, BLOCKS - cases[i].count);
-        assert_false(kvl_free_list_remove(&f.list, cases[i].removed[0]));
+        assert_false(kvl_list_remove(&f.list, cases[i].removed[0]));
         assert_order(&f, cases[i].rest, BLOCKS - cases[i].count);
     }
 }
@@ -64,12 +68,12 @@ static void test_empty(void **state)
     fixture f;
     fill(&f);
     for (int32_t i = 0; i < BLOCKS; i++)
-        assert_int_equal(kvl_free_list_take(&f.list), i);
-    assert_int_equal(kvl_free_list_take(&f.list), KVL_LIST_END);
+        assert_int_equal(kvl_list_take(&f.list), i);
+    assert_int_equal(kvl_list_take(&f.list), KVL_LIST_END);
     assert_order(&f, NULL, 0);
-    assert_true(kvl_free_list_give(&f.list, 4));
+    assert_true(kvl_list_give(&f.list, 4));
     assert_order(&f, (int32_t[]){4}, 1);
-    assert_true(kvl_free_list_remove(&f.list, 4));
+    assert_true(kvl_list_remove(&f.list, 4));
     assert_order(&f, NULL, 0);
 }
 
@@ -80,7 +84,7 @@ static void test_given_twice(void **state)
     fixture f;
     fill(&f);
     for (int32_t i = 0; i < BLOCKS; i++)
-        assert_false(kvl_free_list_give(&f.list, i));
+        assert_false(kvl_list_give(&f.list, i));
     assert_order(&f, (int32_t[]){0, 1, 2, 3, 4, 5}, 6);
 }
 
@@ -105,13 +109,13 @@ static void test_released_twice(void **state)
     /* What a sequence may drop at once: each id as often as it is held. */
     const int32_t all[] = {0, 0, 1, 1, 2};
     assert_ok(kvl_group_check_release(&blocks->groups[0], all, 5));
-    kvl_group_release(&blocks->groups[0], all, 5);
+    kvl_group_release(blocks, 0, all, 5, &terms);
     for (int32_t i = 0; i < 8; i++)
         assert_int_equal(kvleaf_blocks_refcount(blocks, 0, i), 0);
     assert_int_equal(stats_of(blocks).free, 8);
     static const int32_t order[] = {3, 4, 5, 6, 7, 2, 1, 0};
     for (int32_t i = 0; i < 8; i++)
-        assert_int_equal(kvl_free_list_take(&blocks->groups[0].free), order[i]);
+        assert_int_equal(kvl_list_take(&blocks->groups[0].free), order[i]);
     (void)child;
     kvleaf_blocks_destroy(&blocks);
 }
@@ -122,7 +126,7 @@ static void test_destroy_finds_double_free(void **state)
     (void)state;
     kvleaf_blocks *blocks = make_blocks(8, 4);
     kvleaf_seq seq = make_seq(blocks, 12), held = seq;
-    kvl_group_release(&blocks->groups[0], (int32_t[]){1}, 1);
+    kvl_group_release(blocks, 0, (int32_t[]){1}, 1, &terms);
     assert_status(kvleaf_blocks_seq_destroy(blocks, &seq), KVLEAF_INVALID);
     assert_int_equal(seq, held);
     assert_status(kvleaf_blocks_seq_truncate(blocks, seq, 4), KVLEAF_INVALID);

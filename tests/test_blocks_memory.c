@@ -26,7 +26,7 @@ static void counted_release(void *user, void *memory)
 typedef struct snapshot {
     kvleaf_blocks_stats stats;
     kvl_block blocks[32];
-    kvl_free_list list;
+    kvl_block_list list;
     kvl_sequence sequences[6];
 } snapshot;
 

@@ -92,6 +92,9 @@ bool kvl_file_close(kvl_file *file, bool keep);
 /* Makes the folder and its parents; true if it is there afterwards. */
 bool kvl_folder_make(const char *path);
 
+/* Milliseconds of a clock that only goes forward. */
+uint64_t kvl_clock_ms(void);
+
 typedef struct kvl_mutex kvl_mutex;
 kvl_mutex *kvl_mutex_create(const kvleaf_allocator *allocator);
 void kvl_mutex_destroy(const kvleaf_allocator *allocator, kvl_mutex *mutex);

@@ -9,6 +9,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
+#include <time.h>
 #include <unistd.h>
 
 #define PATH_SIZE 4096
@@ -142,6 +143,13 @@ bool kvl_folder_make(const char *path)
         *at = '/';
     }
     return mkdir(part, 0700) == 0 || errno == EEXIST;
+}
+
+uint64_t kvl_clock_ms(void)
+{
+    struct timespec now = {0};
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return (uint64_t)now.tv_sec * 1000 + (uint64_t)now.tv_nsec / 1000000;
 }
 
 struct kvl_mutex {

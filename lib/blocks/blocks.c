@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Making a manager, accounting. */
-#include "blocks/blocks.h"
 #include "blocks/handle.h"
+#include "blocks/index.h"
 
 #include <time.h>
 
@@ -25,6 +25,8 @@ static kvleaf_status check_group(const kvleaf_block_group *group)
 {
     if (group->num_blocks < 1)
         return kvl_fail_range("num_blocks", group->num_blocks, 1, INT32_MAX);
+    if (group->window < 0)
+        return kvl_fail_range("window", group->window, 0, INT32_MAX);
     if (group->free_count < 0 || group->free_count > group->num_blocks)
         return kvl_fail_range("free_count", group->free_count, 0, group->num_blocks);
     if (!group->free_order && group->free_count > 0)
@@ -49,6 +51,8 @@ static kvleaf_status check_params(const kvleaf_blocks_params *params, const kvle
         return kvl_fail_range("max_sequences", params->max_sequences, 0, KVL_MAX_SEQUENCES);
     if (params->max_blocks_per_seq < 0)
         return kvl_fail_range("max_blocks_per_seq", params->max_blocks_per_seq, 0, INT32_MAX);
+    if (params->no_prefix_cache < 0 || params->no_prefix_cache > 1)
+        return kvl_fail_range("no_prefix_cache", params->no_prefix_cache, 0, 1);
     if (!params->allocator.allocate != !params->allocator.release)
         return kvl_fail(KVLEAF_INVALID, "allocator", 0, 0, "allocator has only one of allocate and release");
     return KVLEAF_OK;
@@ -56,22 +60,44 @@ static kvleaf_status check_params(const kvleaf_blocks_params *params, const kvle
 
 static kvleaf_status make_sequences(kvleaf_blocks *blocks)
 {
-    size_t count = (size_t)blocks->max_sequences, entries = count * (size_t)blocks->num_groups;
+    size_t count = (size_t)blocks->max_sequences, groups = (size_t)blocks->num_groups;
     uint64_t bits = distinct_bits(blocks);
     blocks->tag = kvl_handle_tag(bits);
     blocks->sequences = kvl_alloc(&blocks->allocator, count, sizeof *blocks->sequences);
     if (!blocks->sequences)
         return kvl_fail_memory(count * sizeof *blocks->sequences);
-    blocks->first_changed = kvl_alloc(&blocks->allocator, entries, sizeof *blocks->first_changed);
-    if (!blocks->first_changed)
-        return kvl_fail_memory(entries * sizeof *blocks->first_changed);
+    blocks->marks = kvl_alloc(&blocks->allocator, 2 * count * groups, sizeof *blocks->marks);
+    if (!blocks->marks)
+        return kvl_fail_memory(2 * count * groups * sizeof *blocks->marks);
     for (int32_t i = 0; i < blocks->max_sequences; i++) {
         kvl_sequence *sequence = &blocks->sequences[i];
-        sequence->first_changed = blocks->first_changed + (size_t)i * (size_t)blocks->num_groups;
+        sequence->first_changed = blocks->marks + 2 * groups * (size_t)i;
+        sequence->first_held = sequence->first_changed + groups;
         sequence->generation = kvl_handle_next((uint32_t)bits);
         sequence->next_unused = i + 1 < blocks->max_sequences ? i + 1 : KVL_LIST_END;
     }
     return KVLEAF_OK;
+}
+
+/* What is noted of the tokens in the primary group's blocks. */
+static kvleaf_status make_tokens(kvleaf_blocks *blocks)
+{
+    size_t count = (size_t)blocks->groups[blocks->primary].num_blocks, slots = count * (size_t)blocks->block_size;
+    blocks->ids = kvl_alloc(&blocks->allocator, slots, sizeof *blocks->ids);
+    if (!blocks->ids)
+        return kvl_fail_memory(slots * sizeof *blocks->ids);
+    blocks->contents = kvl_alloc(&blocks->allocator, count, sizeof *blocks->contents);
+    return blocks->contents ? KVLEAF_OK : kvl_fail_memory(count * sizeof *blocks->contents);
+}
+
+/* The first group without a window, else the one of the largest. */
+static int32_t find_primary(const kvleaf_block_group *groups, int32_t num_groups)
+{
+    int32_t primary = 0;
+    for (int32_t i = 1; i < num_groups && groups[primary].window > 0; i++)
+        if (groups[i].window == 0 || groups[i].window > groups[primary].window)
+            primary = i;
+    return primary;
 }
 
 static kvleaf_status fill_blocks(kvleaf_blocks *blocks, const kvleaf_blocks_params *params,
@@ -85,9 +111,20 @@ static kvleaf_status fill_blocks(kvleaf_blocks *blocks, const kvleaf_blocks_para
     blocks->block_size = params->block_size ? params->block_size : DEFAULT_BLOCK_SIZE;
     blocks->max_sequences = params->max_sequences ? params->max_sequences : DEFAULT_SEQUENCES;
     blocks->max_blocks_per_seq = params->max_blocks_per_seq ? params->max_blocks_per_seq : most;
+    blocks->primary = find_primary(groups, num_groups);
+    blocks->event = params->event;
+    blocks->event_user = params->event_user;
+    blocks->now_ms = params->now_ms;
+    blocks->now_user = params->now_user;
+    if (params->eviction)
+        blocks->eviction = *params->eviction;
     kvleaf_status status = make_sequences(blocks);
     for (int32_t i = 0; !status && i < num_groups; i++)
         status = kvl_group_create(blocks, i, &groups[i]);
+    if (!status)
+        status = make_tokens(blocks);
+    if (!status && !params->no_prefix_cache)
+        status = kvl_index_create(blocks);
     return status;
 }
 
@@ -101,6 +138,7 @@ kvleaf_status kvleaf_blocks_create(const kvleaf_blocks_params *params, kvleaf_bl
         return status;
     const kvleaf_block_group only = {
         .num_blocks = params->num_blocks,
+        .window = params->window,
         .free_order = params->free_order,
         .free_count = params->free_count,
     };
@@ -133,7 +171,10 @@ void kvleaf_blocks_destroy(kvleaf_blocks **blocks)
         kvl_free(&allocator, gone->sequences[i].table);
     for (int32_t i = 0; i < gone->num_groups; i++)
         kvl_group_destroy(gone, i);
-    kvl_free(&allocator, gone->first_changed);
+    kvl_index_destroy(gone);
+    kvl_free(&allocator, gone->contents);
+    kvl_free(&allocator, gone->ids);
+    kvl_free(&allocator, gone->marks);
     kvl_free(&allocator, gone->sequences);
     kvl_free(&allocator, gone);
     *blocks = NULL;
@@ -149,7 +190,10 @@ static int64_t empty_slots(const kvleaf_blocks *blocks, int32_t group)
             const kvl_sequence *sequence = &blocks->sequences[i];
             if (sequence->next_unused != KVL_UNLISTED || sequence->count == 0)
                 continue;
-            kvl_block *last = &blocks->groups[group].blocks[kvl_sequence_table(sequence, group)[sequence->count - 1]];
+            int32_t block = kvl_sequence_table(sequence, group)[sequence->count - 1];
+            if (block == KVLEAF_NO_BLOCK)
+                continue;
+            kvl_block *last = &blocks->groups[group].blocks[block];
             int32_t tokens = (int32_t)(sequence->extended - (int64_t)(sequence->count - 1) * blocks->block_size);
             if (pass == 0) {
                 last->tails++;
@@ -169,7 +213,10 @@ static void add_group(const kvleaf_blocks *blocks, int32_t number, kvleaf_blocks
     const kvl_group *group = &blocks->groups[number];
     stats->total += group->num_blocks;
     stats->used += group->used;
+    stats->cached += group->num_cached;
     stats->free += group->free.count;
+    stats->indexed += group->indexed;
+    stats->evictions += group->evictions;
     stats->pinned += group->pinned;
     stats->slots_wasted += empty_slots(blocks, number) + (int64_t)group->pinned * blocks->block_size;
     stats->copies += group->copies_done;
@@ -185,6 +232,8 @@ static kvleaf_status fill_stats(const kvleaf_blocks *blocks, int32_t first, int3
         .struct_size = sizeof *stats,
         .sequences = blocks->live,
         .tokens = blocks->tokens,
+        .looked_up = blocks->looked_up,
+        .hits = blocks->hits,
     };
     for (int32_t i = first; i < first + count; i++)
         add_group(blocks, i, stats);

@@ -152,7 +152,8 @@ static void put_sequence(kvl_picture *picture, const kvl_sequence *sequence)
     const kvleaf_blocks *blocks = picture->blocks;
     int32_t slot = kvl_sequence_slot(blocks, sequence);
     kvl_picture_put(picture, "%c sequence %d: %lld tokens, %lld committed, user %llu\n", sequence_letter(slot), slot,
-                    (long long)sequence->extended, (long long)sequence->committed, (unsigned long long)sequence->user);
+                    (long long)sequence->extended, (long long)sequence->committed,
+                    (unsigned long long)sequence->params.user);
     for (int32_t group = 0; group < blocks->num_groups; group++)
         put_table(picture, kvl_sequence_table(sequence, group), sequence->count);
 }

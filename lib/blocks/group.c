@@ -1,16 +1,18 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The blocks of a group: their life, and copy-on-write. */
-#include "blocks/blocks.h"
+#include "blocks/index.h"
 
-static kvleaf_status fill_free_list(kvl_group *group, const int32_t *order, int32_t count)
+static kvleaf_status fill_lists(kvl_group *group, const int32_t *order, int32_t count)
 {
-    kvl_free_list_init(&group->free, group->blocks, group->num_blocks);
+    kvl_list_init(&group->free, group->blocks);
+    for (int32_t i = 0; i < KVL_PRIORITIES; i++)
+        kvl_list_init(&group->cached[i], group->blocks);
     for (int32_t i = 0; i < count; i++) {
         int32_t block = order ? order[i] : i;
         if (block < 0 || block >= group->num_blocks)
             return kvl_fail(KVLEAF_INVALID, "free_order", block, group->num_blocks - 1,
                             "free_order[%d] is %d, must be 0 .. %d", i, block, group->num_blocks - 1);
-        if (!kvl_free_list_give(&group->free, block))
+        if (!kvl_list_give(&group->free, block))
             return kvl_fail(KVLEAF_INVALID, "free_order", block, 1, "free_order[%d] is %d, which stands before it", i,
                             block);
     }
@@ -23,15 +25,19 @@ kvleaf_status kvl_group_create(kvleaf_blocks *blocks, int32_t number, const kvle
     kvl_group *group = &blocks->groups[number];
     size_t count = (size_t)params->num_blocks, sequences = (size_t)blocks->max_sequences;
     group->num_blocks = params->num_blocks;
+    group->window = params->window;
     group->blocks = kvl_alloc(&blocks->allocator, count, sizeof *group->blocks);
     if (!group->blocks)
         return kvl_fail_memory(count * sizeof *group->blocks);
     group->copies = kvl_alloc(&blocks->allocator, sequences, sizeof *group->copies);
     if (!group->copies)
         return kvl_fail_memory(sequences * sizeof *group->copies);
-    for (int32_t i = 0; i < group->num_blocks; i++)
+    for (int32_t i = 0; i < group->num_blocks; i++) {
+        group->blocks[i].next = KVL_UNLISTED;
         group->blocks[i].copy = KVL_NO_COPY;
-    return fill_free_list(group, params->free_order, params->free_order ? params->free_count : params->num_blocks);
+        group->blocks[i].entry = KVL_NO_ENTRY;
+    }
+    return fill_lists(group, params->free_order, params->free_order ? params->free_count : params->num_blocks);
 }
 
 void kvl_group_destroy(kvleaf_blocks *blocks, int32_t number)
@@ -50,53 +56,54 @@ kvleaf_status kvl_group_check(const kvleaf_blocks *blocks, int32_t group)
 
 int32_t kvl_group_available(const kvl_group *group)
 {
-    return group->free.count;
+    return group->free.count + group->num_cached;
 }
 
-int32_t kvl_group_take(kvl_group *group)
+int32_t kvl_group_take(kvleaf_blocks *blocks, int32_t number)
 {
-    int32_t block = kvl_free_list_take(&group->free);
-    group->blocks[block].references = 1;
-    group->used++;
-    return block;
-}
-
-/* Ends one pending copy's hold on its source, which is free if nothing else holds it. */
-static void unpin(kvl_group *group, int32_t id)
-{
-    kvl_block *source = &group->blocks[id];
-    if (--source->pins > 0)
-        return;
-    source->pinned_slots = 0;
-    if (source->references == 0) {
-        group->pinned--;
-        group->used--;
-        kvl_free_list_give(&group->free, id);
+    kvl_group *group = &blocks->groups[number];
+    int32_t id = group->free.first;
+    if (id == KVL_LIST_END) {
+        id = kvl_group_victim(blocks, number);
+        kvl_group_unlist(blocks, number, id);
+        kvl_index_leave(blocks, number, id);
+        group->evictions++;
+    } else {
+        kvl_group_unlist(blocks, number, id);
     }
+    group->blocks[id].references = 1;
+    return id;
+}
+
+void kvl_group_refer(kvleaf_blocks *blocks, int32_t number, int32_t id)
+{
+    kvl_block *block = &blocks->groups[number].blocks[id];
+    if (block->references == 0 && kvl_block_held(block))
+        blocks->groups[number].pinned--;
+    else if (block->references == 0)
+        kvl_group_unlist(blocks, number, id);
+    block->references++;
 }
 
 /* Forgets the pending copy that was to fill a block; the last in the list takes its place there. */
-static void drop_copy(kvl_group *group, kvl_block *filled)
+static void drop_copy(kvleaf_blocks *blocks, int32_t number, int32_t filled)
 {
-    int32_t at = filled->copy, source = group->copies[at].src;
+    kvl_group *group = &blocks->groups[number];
+    int32_t at = group->blocks[filled].copy, source = group->copies[at].src;
     group->copies[at] = group->copies[--group->num_copies];
     group->blocks[group->copies[at].dst].copy = at;
-    filled->copy = KVL_NO_COPY;
-    unpin(group, source);
+    group->blocks[filled].copy = KVL_NO_COPY;
+    kvl_group_unpin(blocks, number, source);
 }
 
-/* Files a block that has just lost its last reference. */
-static void settle(kvl_group *group, int32_t id)
+static void drop_reference(kvleaf_blocks *blocks, int32_t number, int32_t id, const kvleaf_seq_params *terms)
 {
-    kvl_block *block = &group->blocks[id];
-    if (block->pins > 0) {
-        group->pinned++;
+    kvl_block *block = &blocks->groups[number].blocks[id];
+    if (--block->references > 0)
         return;
-    }
-    group->used--;
-    kvl_free_list_give(&group->free, id);
+    kvl_group_settle(blocks, number, id, terms);
     if (block->copy != KVL_NO_COPY)
-        drop_copy(group, block);
+        drop_copy(blocks, number, id);
 }
 
 kvleaf_status kvl_group_check_release(kvl_group *group, const int32_t *ids, int32_t count)
@@ -119,33 +126,35 @@ kvleaf_status kvl_group_check_release(kvl_group *group, const int32_t *ids, int3
                     ids[held]);
 }
 
-void kvl_group_release(kvl_group *group, const int32_t *ids, int32_t count)
+void kvl_group_release(kvleaf_blocks *blocks, int32_t group, const int32_t *ids, int32_t count,
+                       const kvleaf_seq_params *terms)
 {
     for (int32_t i = count - 1; i >= 0; i--)
-        if (--group->blocks[ids[i]].references == 0)
-            settle(group, ids[i]);
+        drop_reference(blocks, group, ids[i], terms);
 }
 
-bool kvl_group_must_copy(const kvl_group *group, int32_t block, int32_t slot)
+bool kvl_group_must_copy(const kvl_group *group, int32_t id, int32_t slot)
 {
-    const kvl_block *at = &group->blocks[block];
-    return at->references > 1 || slot < at->pinned_slots;
+    const kvl_block *block = &group->blocks[id];
+    return block->references > 1 || slot < block->pinned_slots || (block->holds > 0 && block->entry != KVL_NO_ENTRY);
 }
 
-int32_t kvl_group_copy_on_write(kvl_group *group, int32_t block, int32_t slots)
+void kvl_group_fill(kvl_group *group, int32_t source, int32_t destination)
 {
-    kvl_block *left = &group->blocks[block];
+    group->blocks[destination].copy = group->num_copies;
+    group->copies[group->num_copies++] = (kvleaf_block_copy){.src = source, .dst = destination};
+}
+
+int32_t kvl_group_copy_on_write(kvleaf_blocks *blocks, int32_t number, int32_t id, int32_t slots,
+                                const kvleaf_seq_params *terms)
+{
+    kvl_group *group = &blocks->groups[number];
     /* What a pending copy will fill is copied from where that one reads. */
-    int32_t from = left->copy == KVL_NO_COPY ? block : group->copies[left->copy].src;
-    kvl_block *source = &group->blocks[from];
-    int32_t taken = kvl_group_take(group);
-    group->blocks[taken].copy = group->num_copies;
-    group->copies[group->num_copies++] = (kvleaf_block_copy){.src = from, .dst = taken};
-    source->pins++;
-    if (source->pinned_slots < slots)
-        source->pinned_slots = slots;
-    if (--left->references == 0)
-        settle(group, block);
+    int32_t copy = group->blocks[id].copy, source = copy == KVL_NO_COPY ? id : group->copies[copy].src;
+    kvl_group_pin(blocks, number, source, slots);
+    int32_t taken = kvl_group_take(blocks, number);
+    kvl_group_fill(group, source, taken);
+    drop_reference(blocks, number, id, terms);
     return taken;
 }
 
@@ -172,7 +181,7 @@ kvleaf_status kvleaf_blocks_copies_done(kvleaf_blocks *blocks, int32_t number, i
         return kvl_fail_range("count", count, 0, group->num_copies);
     for (int32_t i = 0; i < count; i++) {
         group->blocks[group->copies[i].dst].copy = KVL_NO_COPY;
-        unpin(group, group->copies[i].src);
+        kvl_group_unpin(blocks, number, group->copies[i].src);
     }
     group->num_copies -= count;
     for (int32_t i = 0; i < group->num_copies; i++) {

@@ -1,16 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Sequences: handles, lengths, block tables. */
-#include "blocks/blocks.h"
 #include "blocks/handle.h"
+#include "blocks/index.h"
 
 #include <string.h>
 
 #define FIRST_CAPACITY 16 /* entries of a table when it is first needed */
-
-static int32_t min32(int32_t a, int32_t b)
-{
-    return a < b ? a : b;
-}
 
 kvleaf_status kvl_sequence_find(const kvleaf_blocks *blocks, kvleaf_seq seq, kvl_sequence **out)
 {
@@ -29,8 +24,7 @@ kvleaf_status kvl_sequence_find(const kvleaf_blocks *blocks, kvleaf_seq seq, kvl
     return KVLEAF_OK;
 }
 
-/* As kvl_sequence_find; BUSY in an open step. */
-static kvleaf_status find_idle(const kvleaf_blocks *blocks, kvleaf_seq seq, kvl_sequence **out)
+kvleaf_status kvl_sequence_find_idle(const kvleaf_blocks *blocks, kvleaf_seq seq, kvl_sequence **out)
 {
     kvleaf_status status = kvl_sequence_find(blocks, seq, out);
     if (!status && (*out)->planned > (*out)->committed)
@@ -48,14 +42,15 @@ void kvl_sequence_uploaded(kvl_sequence *sequence, int32_t group, int32_t count)
     sequence->first_changed[group] = count;
 }
 
-static kvleaf_status reserve_table(kvleaf_blocks *blocks, kvl_sequence *sequence, int32_t count)
+kvleaf_status kvl_sequence_reserve(kvleaf_blocks *blocks, kvl_sequence *sequence, int32_t count)
 {
     if (count <= sequence->capacity)
         return KVLEAF_OK;
     int32_t capacity = sequence->capacity ? sequence->capacity : FIRST_CAPACITY;
     while (capacity < count)
         capacity = capacity > INT32_MAX / 2 ? INT32_MAX : capacity * 2;
-    capacity = min32(capacity, blocks->max_blocks_per_seq);
+    if (capacity > blocks->max_blocks_per_seq)
+        capacity = blocks->max_blocks_per_seq;
     size_t entries = (size_t)capacity * (size_t)blocks->num_groups;
     int32_t *table = kvl_alloc(&blocks->allocator, entries, sizeof *table);
     if (!table)
@@ -79,16 +74,34 @@ static kvleaf_status next_slot(kvleaf_blocks *blocks, kvl_sequence **out)
     return KVLEAF_OK;
 }
 
-static kvleaf_seq start_sequence(kvleaf_blocks *blocks, kvl_sequence *sequence, uint64_t user)
+static kvleaf_seq start_sequence(kvleaf_blocks *blocks, kvl_sequence *sequence, const kvleaf_seq_params *params)
 {
+    const kvleaf_seq_params usual = {.struct_size = sizeof usual};
     blocks->first_unused = sequence->next_unused;
     blocks->live++;
     sequence->next_unused = KVL_UNLISTED;
-    sequence->committed = sequence->planned = sequence->extended = 0;
-    sequence->count = 0;
-    memset(sequence->first_changed, 0, (size_t)blocks->num_groups * sizeof *sequence->first_changed);
-    sequence->user = user;
+    sequence->params = params ? *params : usual;
+    sequence->committed = sequence->planned = sequence->extended = sequence->known = sequence->cached = 0;
+    sequence->count = sequence->indexed = sequence->peak_blocks = 0;
+    sequence->tip = KVL_NO_ENTRY;
+    sequence->outdated = false;
+    for (int32_t i = 0; i < blocks->num_groups; i++)
+        sequence->first_changed[i] = sequence->first_held[i] = 0;
     return kvl_handle(blocks->tag, sequence->generation, kvl_sequence_slot(blocks, sequence));
+}
+
+kvleaf_status kvl_check_seq_params(const kvleaf_seq_params *params)
+{
+    if (!params)
+        return KVLEAF_OK;
+    kvleaf_status status = kvl_check_struct(params, params->struct_size, sizeof *params, "kvleaf_seq_params");
+    if (status)
+        return status;
+    if (params->priority < KVLEAF_PRIORITY_LOW || params->priority > KVLEAF_PRIORITY_HIGH)
+        return kvl_fail_range("priority", params->priority, KVLEAF_PRIORITY_LOW, KVLEAF_PRIORITY_HIGH);
+    if (params->no_prefix < 0 || params->no_prefix > 1)
+        return kvl_fail_range("no_prefix", params->no_prefix, 0, 1);
+    return KVLEAF_OK;
 }
 
 kvleaf_status kvleaf_blocks_seq_create(kvleaf_blocks *blocks, const kvleaf_seq_params *params, kvleaf_seq *out)
@@ -97,124 +110,83 @@ kvleaf_status kvleaf_blocks_seq_create(kvleaf_blocks *blocks, const kvleaf_seq_p
         return kvl_fail_null("blocks");
     if (!out)
         return kvl_fail_null("out");
-    kvleaf_status status = KVLEAF_OK;
-    if (params)
-        status = kvl_check_struct(params, params->struct_size, sizeof *params, "kvleaf_seq_params");
     kvl_sequence *sequence = NULL;
+    kvleaf_status status = kvl_check_seq_params(params);
     if (!status)
         status = next_slot(blocks, &sequence);
     if (status)
         return status;
-    *out = start_sequence(blocks, sequence, params ? params->user : 0);
+    *out = start_sequence(blocks, sequence, params);
     return KVLEAF_OK;
 }
 
-/* What an extension by some tokens needs. */
-typedef struct growth {
-    int32_t count; /* entries of each table afterwards */
-    int32_t slot;  /* where the first new token goes in the last block of now; 0 = it needs a new one */
-    struct {
-        bool copy;      /* that block has to be copied first */
-        int32_t blocks; /* to take, the copy included */
-    } groups[KVL_MAX_GROUPS];
-} growth;
-
-/* False where it is beyond max_blocks_per_seq. */
-static bool plan_growth(const kvleaf_blocks *blocks, const kvl_sequence *sequence, int64_t tokens, growth *out)
+int32_t kvl_first_seen(const kvleaf_blocks *blocks, int32_t group, int64_t position)
 {
-    int64_t most = (int64_t)blocks->max_blocks_per_seq * blocks->block_size;
-    if (tokens > most - sequence->extended)
-        return false;
-    out->count = (int32_t)kvl_ceil_div(sequence->extended + tokens, blocks->block_size);
-    out->slot = (int32_t)(sequence->extended % blocks->block_size);
-    for (int32_t i = 0; i < blocks->num_groups; i++) {
-        const int32_t *table = kvl_sequence_table(sequence, i);
-        out->groups[i].copy = tokens > 0 && out->slot > 0 &&
-                              kvl_group_must_copy(&blocks->groups[i], table[sequence->count - 1], out->slot);
-        out->groups[i].blocks = out->count - sequence->count + (out->groups[i].copy ? 1 : 0);
-    }
-    return true;
+    int32_t window = blocks->groups[group].window;
+    return window > 0 && position >= window ? (int32_t)((position - window + 1) / blocks->block_size) : 0;
 }
 
-/* A group without the blocks that are needed, or -1. */
-static int32_t lacking_group(const kvleaf_blocks *blocks, const growth *growth)
+void kvl_sequence_note_peak(const kvleaf_blocks *blocks, kvl_sequence *sequence)
 {
+    int32_t held = 0;
     for (int32_t i = 0; i < blocks->num_groups; i++)
-        if (growth->groups[i].blocks > kvl_group_available(&blocks->groups[i]))
-            return i;
-    return -1;
+        held += sequence->count - sequence->first_held[i];
+    if (sequence->peak_blocks < held)
+        sequence->peak_blocks = held;
 }
 
-static void add_entry(kvl_sequence *sequence, int32_t group, int32_t index, int32_t block)
-{
-    kvl_sequence_table(sequence, group)[index] = block;
-    sequence->first_changed[group] = min32(sequence->first_changed[group], index);
-}
-
-static void grow(kvleaf_blocks *blocks, kvl_sequence *sequence, const growth *growth)
+void kvl_sequence_leave_windows(kvleaf_blocks *blocks, kvl_sequence *sequence)
 {
     for (int32_t i = 0; i < blocks->num_groups; i++) {
-        if (growth->groups[i].copy) {
-            /* Only committed tokens are worth copying; whatever lies behind them is still to be computed. */
-            int32_t last = sequence->count - 1, block = kvl_sequence_table(sequence, i)[last];
-            int32_t slots = (int32_t)(sequence->committed - (int64_t)last * blocks->block_size);
-            add_entry(sequence, i, last, kvl_group_copy_on_write(&blocks->groups[i], block, slots));
+        int32_t *table = kvl_sequence_table(sequence, i), first = kvl_first_seen(blocks, i, sequence->committed);
+        for (int32_t at = sequence->first_held[i]; at < first; at++) {
+            if (table[at] != KVLEAF_NO_BLOCK)
+                kvl_group_release(blocks, i, &table[at], 1, &sequence->params);
+            table[at] = KVLEAF_NO_BLOCK;
         }
-        for (int32_t at = sequence->count; at < growth->count; at++)
-            add_entry(sequence, i, at, kvl_group_take(&blocks->groups[i]));
+        if (sequence->first_held[i] < first)
+            sequence->first_held[i] = first;
     }
-    sequence->count = growth->count;
 }
 
-kvleaf_status kvleaf_blocks_seq_extend(kvleaf_blocks *blocks, kvleaf_seq seq, const kvleaf_tokens *tokens,
-                                       int64_t *cached)
+/* Whether the blocks are there that a sequence of `length` tokens would see in its windows. */
+static kvleaf_status check_windows(const kvleaf_blocks *blocks, const kvl_sequence *sequence, const char *field,
+                                   int64_t length)
 {
-    kvl_sequence *sequence = NULL;
-    kvleaf_status status = find_idle(blocks, seq, &sequence);
-    if (!status)
-        status = kvl_check_struct(tokens, tokens ? tokens->struct_size : 0, sizeof *tokens, "kvleaf_tokens");
-    if (status)
-        return status;
-    if (tokens->count < 0)
-        return kvl_fail_range("count", tokens->count, 0, INT64_MAX);
-    growth growth;
-    if (!plan_growth(blocks, sequence, tokens->count, &growth)) {
-        int64_t most = (int64_t)blocks->max_blocks_per_seq * blocks->block_size;
-        return kvl_fail(KVLEAF_TOO_SMALL, "count", tokens->count, most - sequence->extended,
-                        "%lld more tokens behind %lld, a sequence may have %lld", (long long)tokens->count,
-                        (long long)sequence->extended, (long long)most);
+    int64_t count = kvl_ceil_div(length, blocks->block_size);
+    for (int32_t i = 0; i < blocks->num_groups; i++) {
+        int32_t first = kvl_first_seen(blocks, i, length);
+        if (first < count && first < sequence->first_held[i])
+            return kvl_fail(KVLEAF_INVALID, field, length, sequence->committed,
+                            "%s is %lld, so far back that block %d in the window of group %d is gone", field,
+                            (long long)length, first, i);
     }
-    int32_t lacking = lacking_group(blocks, &growth);
-    if (lacking >= 0) {
-        int32_t needed = growth.groups[lacking].blocks, there = kvl_group_available(&blocks->groups[lacking]);
-        return kvl_fail(KVLEAF_NO_BLOCKS, "count", needed, there,
-                        "%lld more tokens need %d blocks of group %d, %d are available", (long long)tokens->count,
-                        needed, lacking, there);
-    }
-    status = reserve_table(blocks, sequence, growth.count);
-    if (status)
-        return status;
-    grow(blocks, sequence, &growth);
-    sequence->extended += tokens->count;
-    blocks->tokens += tokens->count;
-    if (cached)
-        *cached = 0;
     return KVLEAF_OK;
 }
 
-kvleaf_status kvleaf_blocks_can_extend(const kvleaf_blocks *blocks, kvleaf_seq seq, int64_t count, bool *out)
+/* Makes a new sequence share the first `pos` tokens of another. */
+static void share(kvleaf_blocks *blocks, const kvl_sequence *parent, int64_t pos, int32_t count, kvl_sequence *child)
 {
-    kvl_sequence *sequence = NULL;
-    kvleaf_status status = kvl_sequence_find(blocks, seq, &sequence);
-    if (status)
-        return status;
-    if (!out)
-        return kvl_fail_null("out");
-    if (count < 0)
-        return kvl_fail_range("count", count, 0, INT64_MAX);
-    growth growth;
-    *out = plan_growth(blocks, sequence, count, &growth) && lacking_group(blocks, &growth) < 0;
-    return KVLEAF_OK;
+    for (int32_t i = 0; i < blocks->num_groups; i++) {
+        const int32_t *from = kvl_sequence_table(parent, i);
+        int32_t *to = kvl_sequence_table(child, i), first = kvl_first_seen(blocks, i, pos);
+        child->first_held[i] = first;
+        for (int32_t at = 0; at < count; at++) {
+            to[at] = at < first ? KVLEAF_NO_BLOCK : from[at];
+            if (at >= first)
+                kvl_group_refer(blocks, i, to[at]);
+        }
+    }
+    child->count = count;
+    child->committed = child->planned = child->extended = pos;
+    child->known = parent->known < pos ? parent->known : pos;
+    child->outdated = parent->outdated && pos > 0;
+    child->indexed = parent->indexed;
+    child->tip = parent->tip;
+    child->tip_serial = parent->tip_serial;
+    kvl_index_shorten(blocks, child, (int32_t)(pos / blocks->block_size));
+    kvl_sequence_note_peak(blocks, child);
+    blocks->tokens += pos;
 }
 
 kvleaf_status kvleaf_blocks_seq_fork(kvleaf_blocks *blocks, kvleaf_seq seq, int64_t pos, kvleaf_seq *child)
@@ -228,56 +200,57 @@ kvleaf_status kvleaf_blocks_seq_fork(kvleaf_blocks *blocks, kvleaf_seq seq, int6
     if (pos < 0 || pos > parent->committed)
         return kvl_fail_range("pos", pos, 0, parent->committed);
     int32_t count = (int32_t)kvl_ceil_div(pos, blocks->block_size);
-    status = next_slot(blocks, &made);
+    status = check_windows(blocks, parent, "pos", pos);
     if (!status)
-        status = reserve_table(blocks, made, count);
+        status = next_slot(blocks, &made);
+    if (!status)
+        status = kvl_sequence_reserve(blocks, made, count);
     if (status)
         return status;
-    *child = start_sequence(blocks, made, parent->user);
-    for (int32_t i = 0; i < blocks->num_groups; i++) {
-        const int32_t *from = kvl_sequence_table(parent, i);
-        int32_t *to = kvl_sequence_table(made, i);
-        for (int32_t at = 0; at < count; at++) {
-            to[at] = from[at];
-            blocks->groups[i].blocks[to[at]].references++;
-        }
-    }
-    made->count = count;
-    made->committed = made->planned = made->extended = pos;
-    blocks->tokens += pos;
+    *child = start_sequence(blocks, made, &parent->params);
+    share(blocks, parent, pos, count, made);
     return KVLEAF_OK;
 }
 
 kvleaf_status kvl_sequence_cut(kvleaf_blocks *blocks, kvl_sequence *sequence, int64_t length)
 {
-    int32_t keep = (int32_t)kvl_ceil_div(length, blocks->block_size);
-    int32_t gone = sequence->count - keep;
-    for (int32_t i = 0; gone > 0 && i < blocks->num_groups; i++) {
-        kvleaf_status status =
-            kvl_group_check_release(&blocks->groups[i], kvl_sequence_table(sequence, i) + keep, gone);
+    int32_t keep = (int32_t)kvl_ceil_div(length, blocks->block_size), first[KVL_MAX_GROUPS];
+    for (int32_t i = 0; i < blocks->num_groups; i++) {
+        first[i] = keep > sequence->first_held[i] ? keep : sequence->first_held[i];
+        kvleaf_status status = kvl_group_check_release(&blocks->groups[i], kvl_sequence_table(sequence, i) + first[i],
+                                                       sequence->count - first[i]);
         if (status)
             return status;
     }
-    for (int32_t i = 0; gone > 0 && i < blocks->num_groups; i++)
-        kvl_group_release(&blocks->groups[i], kvl_sequence_table(sequence, i) + keep, gone);
+    for (int32_t i = 0; i < blocks->num_groups; i++) {
+        kvl_group_release(blocks, i, kvl_sequence_table(sequence, i) + first[i], sequence->count - first[i],
+                          &sequence->params);
+        if (sequence->first_held[i] > keep)
+            sequence->first_held[i] = keep;
+    }
     blocks->tokens -= sequence->extended - length;
     sequence->count = keep;
     sequence->extended = length;
     if (sequence->committed > length)
         sequence->committed = length;
+    if (sequence->known > length)
+        sequence->known = length;
     sequence->planned = sequence->committed;
+    sequence->outdated = sequence->outdated && length > 0;
+    kvl_index_shorten(blocks, sequence, (int32_t)(length / blocks->block_size));
     return KVLEAF_OK;
 }
 
 kvleaf_status kvleaf_blocks_seq_truncate(kvleaf_blocks *blocks, kvleaf_seq seq, int64_t length)
 {
     kvl_sequence *sequence = NULL;
-    kvleaf_status status = find_idle(blocks, seq, &sequence);
+    kvleaf_status status = kvl_sequence_find_idle(blocks, seq, &sequence);
     if (status)
         return status;
     if (length < 0 || length > sequence->extended)
         return kvl_fail_range("length", length, 0, sequence->extended);
-    return kvl_sequence_cut(blocks, sequence, length);
+    status = check_windows(blocks, sequence, "length", length);
+    return status ? status : kvl_sequence_cut(blocks, sequence, length);
 }
 
 kvleaf_status kvleaf_blocks_seq_destroy(kvleaf_blocks *blocks, kvleaf_seq *seq)
@@ -285,7 +258,7 @@ kvleaf_status kvleaf_blocks_seq_destroy(kvleaf_blocks *blocks, kvleaf_seq *seq)
     if (!seq)
         return kvl_fail_null("seq");
     kvl_sequence *sequence = NULL;
-    kvleaf_status status = find_idle(blocks, *seq, &sequence);
+    kvleaf_status status = kvl_sequence_find_idle(blocks, *seq, &sequence);
     if (!status)
         status = kvl_sequence_cut(blocks, sequence, 0);
     if (status)
@@ -330,15 +303,25 @@ kvleaf_status kvleaf_blocks_seq_query(const kvleaf_blocks *blocks, kvleaf_seq se
         status = kvl_check_struct(info, info ? info->struct_size : 0, sizeof *info, "kvleaf_seq_info");
     if (status)
         return status;
-    info->committed = sequence->committed;
-    info->planned = sequence->planned;
-    info->extended = sequence->extended;
-    info->num_blocks = sequence->count;
-    info->blocks_shared = 0;
-    for (int32_t i = 0; i < blocks->num_groups; i++)
-        for (int32_t at = 0; at < sequence->count; at++)
-            info->blocks_shared += blocks->groups[i].blocks[kvl_sequence_table(sequence, i)[at]].references > 1;
-    info->blocks_unique = sequence->count * blocks->num_groups - info->blocks_shared;
-    info->user = sequence->user;
+    *info = (kvleaf_seq_info){
+        .struct_size = sizeof *info,
+        .committed = sequence->committed,
+        .planned = sequence->planned,
+        .extended = sequence->extended,
+        .num_blocks = sequence->count,
+        .user = sequence->params.user,
+        .salt = sequence->params.salt,
+        .cached = sequence->cached,
+        .known = kvl_tokens_known(blocks, sequence),
+        .peak_blocks = sequence->peak_blocks,
+    };
+    for (int32_t i = 0; i < blocks->num_groups; i++) {
+        const int32_t *table = kvl_sequence_table(sequence, i);
+        for (int32_t at = sequence->first_held[i]; at < sequence->count; at++) {
+            bool shared = blocks->groups[i].blocks[table[at]].references > 1;
+            info->blocks_shared += shared;
+            info->blocks_unique += !shared;
+        }
+    }
     return KVLEAF_OK;
 }

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Steps: which tokens are computed, and what became of them. No call here allocates. */
-#include "blocks/blocks.h"
+#include "blocks/index.h"
 
 static kvleaf_status check_list(const kvleaf_blocks *blocks, const void *seqs, int32_t n)
 {
@@ -13,8 +13,8 @@ static kvleaf_status check_list(const kvleaf_blocks *blocks, const void *seqs, i
     return KVLEAF_OK;
 }
 
-/* Finds seqs[at] and marks it as named by this call. */
-static kvleaf_status find_once(const kvleaf_blocks *blocks, const kvleaf_seq *seqs, int32_t at, kvl_sequence **out)
+kvleaf_status kvl_sequence_find_once(const kvleaf_blocks *blocks, const kvleaf_seq *seqs, int32_t at,
+                                     kvl_sequence **out)
 {
     kvleaf_status status = kvl_sequence_find(blocks, seqs[at], out);
     if (status)
@@ -42,7 +42,7 @@ kvleaf_status kvleaf_blocks_step_begin(kvleaf_blocks *blocks, const kvleaf_seq *
     blocks->mark++;
     kvl_sequence *sequence = NULL;
     for (int32_t i = 0; i < n; i++) {
-        status = find_once(blocks, seqs, i, &sequence);
+        status = kvl_sequence_find_once(blocks, seqs, i, &sequence);
         if (status)
             return status;
         if (sequence->planned > sequence->committed)
@@ -65,7 +65,7 @@ static bool copy_pending(const kvleaf_blocks *blocks, const kvl_sequence *sequen
     int32_t at = (int32_t)(sequence->committed / blocks->block_size);
     for (int32_t i = 0; i < blocks->num_groups; i++)
         if (blocks->groups[i].blocks[kvl_sequence_table(sequence, i)[at]].copy != KVL_NO_COPY)
-            return true;
+            return true; /* no window has left behind what comes next */
     return false;
 }
 
@@ -74,7 +74,7 @@ static kvleaf_status check_commit(kvleaf_blocks *blocks, const kvleaf_seq *seqs,
     blocks->mark++;
     for (int32_t i = 0; i < n; i++) {
         kvl_sequence *sequence = NULL;
-        kvleaf_status status = find_once(blocks, seqs, i, &sequence);
+        kvleaf_status status = kvl_sequence_find_once(blocks, seqs, i, &sequence);
         if (!status)
             status = check_open(sequence, i);
         if (status)
@@ -107,6 +107,9 @@ kvleaf_status kvleaf_blocks_step_commit(kvleaf_blocks *blocks, const kvleaf_seq 
         sequence->committed = sequence->planned = reached;
         if (rejected)
             status = kvl_sequence_cut(blocks, sequence, reached);
+        sequence->known = kvl_tokens_known(blocks, sequence);
+        kvl_index_follow(blocks, sequence);
+        kvl_sequence_leave_windows(blocks, sequence);
     }
     return status;
 }
@@ -119,7 +122,7 @@ kvleaf_status kvleaf_blocks_step_rollback(kvleaf_blocks *blocks, const kvleaf_se
     blocks->mark++;
     kvl_sequence *sequence = NULL;
     for (int32_t i = 0; i < n; i++) {
-        status = find_once(blocks, seqs, i, &sequence);
+        status = kvl_sequence_find_once(blocks, seqs, i, &sequence);
         if (!status)
             status = check_open(sequence, i);
         if (status)

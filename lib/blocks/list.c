@@ -1,22 +1,20 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "blocks/blocks.h"
 
-void kvl_free_list_init(kvl_free_list *list, kvl_block *blocks, int32_t num_blocks)
+void kvl_list_init(kvl_block_list *list, kvl_block *blocks)
 {
-    *list = (kvl_free_list){.blocks = blocks, .first = KVL_LIST_END, .last = KVL_LIST_END};
-    for (int32_t i = 0; i < num_blocks; i++)
-        blocks[i].next = KVL_UNLISTED;
+    *list = (kvl_block_list){.blocks = blocks, .first = KVL_LIST_END, .last = KVL_LIST_END};
 }
 
-int32_t kvl_free_list_take(kvl_free_list *list)
+int32_t kvl_list_take(kvl_block_list *list)
 {
     int32_t block = list->first;
     if (block != KVL_LIST_END)
-        kvl_free_list_remove(list, block);
+        kvl_list_remove(list, block);
     return block;
 }
 
-bool kvl_free_list_give(kvl_free_list *list, int32_t block)
+bool kvl_list_give(kvl_block_list *list, int32_t block)
 {
     kvl_block *given = &list->blocks[block];
     if (given->next != KVL_UNLISTED)
@@ -32,7 +30,7 @@ bool kvl_free_list_give(kvl_free_list *list, int32_t block)
     return true;
 }
 
-bool kvl_free_list_remove(kvl_free_list *list, int32_t block)
+bool kvl_list_remove(kvl_block_list *list, int32_t block)
 {
     kvl_block *taken = &list->blocks[block];
     if (taken->next == KVL_UNLISTED)

@@ -1,0 +1,359 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "blocks/index.h"
+
+#include <string.h>
+#include <xxhash.h>
+
+#define MAX_BLOCK_SIZE 256
+
+kvleaf_status kvl_index_create(kvleaf_blocks *blocks)
+{
+    kvl_index *index = &blocks->index;
+    int32_t count = blocks->groups[blocks->primary].num_blocks;
+    int64_t buckets = 1;
+    while (buckets < count && buckets < INT32_MAX / 2)
+        buckets *= 2;
+    index->num_buckets = (int32_t)buckets;
+    index->entries = kvl_alloc(&blocks->allocator, (size_t)count, sizeof *index->entries);
+    if (!index->entries)
+        return kvl_fail_memory((size_t)count * sizeof *index->entries);
+    size_t partners = (size_t)count * (size_t)blocks->num_groups;
+    index->partners = kvl_alloc(&blocks->allocator, partners, sizeof *index->partners);
+    if (!index->partners)
+        return kvl_fail_memory(partners * sizeof *index->partners);
+    index->buckets = kvl_alloc(&blocks->allocator, (size_t)buckets, sizeof *index->buckets);
+    index->roots = kvl_alloc(&blocks->allocator, (size_t)buckets, sizeof *index->roots);
+    if (!index->buckets || !index->roots)
+        return kvl_fail_memory((size_t)buckets * sizeof *index->buckets);
+    for (int64_t i = 0; i < buckets; i++)
+        index->buckets[i] = index->roots[i] = KVL_NO_ENTRY;
+    return KVLEAF_OK;
+}
+
+void kvl_index_destroy(kvleaf_blocks *blocks)
+{
+    kvl_free(&blocks->allocator, blocks->index.roots);
+    kvl_free(&blocks->allocator, blocks->index.buckets);
+    kvl_free(&blocks->allocator, blocks->index.partners);
+    kvl_free(&blocks->allocator, blocks->index.entries);
+}
+
+static int32_t *bucket_of(const kvl_index *index, const uint64_t hash[2])
+{
+    return &index->buckets[hash[0] & (uint64_t)(index->num_buckets - 1)];
+}
+
+static int32_t *roots_of(const kvl_index *index, uint64_t salt)
+{
+    uint64_t mixed = (salt ^ (salt >> 32)) * 0x9e3779b97f4a7c15u;
+    return &index->roots[(mixed >> 32) & (uint64_t)(index->num_buckets - 1)];
+}
+
+struct hash_input {
+    uint64_t parent[2], salt, digest[2];
+    int32_t ids[MAX_BLOCK_SIZE];
+};
+
+static void hash_block(const kvleaf_blocks *blocks, const kvl_key *key, uint64_t hash[2])
+{
+    const kvl_index *index = &blocks->index;
+    struct hash_input input;
+    size_t size = (size_t)blocks->block_size * sizeof *key->ids;
+    const bool root = key->parent == KVL_NO_ENTRY;
+    input.parent[0] = root ? 0 : index->entries[key->parent].hash[0];
+    input.parent[1] = root ? 0 : index->entries[key->parent].hash[1];
+    input.salt = key->salt;
+    input.digest[0] = key->digest[0];
+    input.digest[1] = key->digest[1];
+    memcpy(input.ids, key->ids, size);
+    XXH128_hash_t made = XXH3_128bits(&input, offsetof(struct hash_input, ids) + size);
+    hash[0] = index->one_hash ? 1 : made.low64;
+    hash[1] = index->one_hash ? 1 : made.high64;
+}
+
+static bool is_found_by(const kvleaf_blocks *blocks, int32_t block, const kvl_key *key)
+{
+    const kvl_entry *entry = &blocks->index.entries[block];
+    return entry->parent == key->parent && entry->salt == key->salt && entry->digest[0] == key->digest[0] &&
+           entry->digest[1] == key->digest[1] &&
+           memcmp(kvl_block_ids(blocks, block), key->ids, (size_t)blocks->block_size * sizeof *key->ids) == 0;
+}
+
+int32_t kvl_index_find(const kvleaf_blocks *blocks, const kvl_key *key, uint64_t hash[2])
+{
+    hash_block(blocks, key, hash);
+    int32_t at = *bucket_of(&blocks->index, hash);
+    while (at != KVL_NO_ENTRY && !is_found_by(blocks, at, key))
+        at = blocks->index.entries[at].next_in_bucket;
+    return at;
+}
+
+int32_t kvl_index_block(const kvleaf_blocks *blocks, int32_t entry, int32_t group)
+{
+    return blocks->index.partners[(size_t)entry * (size_t)blocks->num_groups + (size_t)group];
+}
+
+static void set_block(kvleaf_blocks *blocks, int32_t entry, int32_t group, int32_t block)
+{
+    blocks->index.partners[(size_t)entry * (size_t)blocks->num_groups + (size_t)group] = block;
+}
+
+int32_t kvl_index_first(const kvleaf_blocks *blocks, int32_t parent, uint64_t salt)
+{
+    return parent == KVL_NO_ENTRY ? *roots_of(&blocks->index, salt) : blocks->index.entries[parent].first_child;
+}
+
+static void tell(const kvleaf_blocks *blocks, kvleaf_event_type type, int32_t group, int32_t block, int32_t at)
+{
+    if (!blocks->event)
+        return;
+    const kvl_entry *entry = &blocks->index.entries[at];
+    kvleaf_event event = {.type = type, .group = group, .block = block, .salt = entry->salt};
+    memcpy(event.hash, entry->hash, sizeof event.hash);
+    if (entry->parent != KVL_NO_ENTRY)
+        memcpy(event.parent, blocks->index.entries[entry->parent].hash, sizeof event.parent);
+    if (type == KVLEAF_EVENT_STORED) {
+        event.ids = kvl_block_ids(blocks, at);
+        event.count = blocks->block_size;
+    }
+    blocks->event(blocks->event_user, &event);
+}
+
+/* Holds `entry` and all before it for pins of what is behind. */
+static void hold_chain(kvleaf_blocks *blocks, int32_t entry, int32_t count)
+{
+    for (; count && entry != KVL_NO_ENTRY; entry = blocks->index.entries[entry].parent)
+        kvl_group_hold(blocks, blocks->primary, entry, count);
+}
+
+void kvl_index_attach(kvleaf_blocks *blocks, int32_t entry, int32_t group, int32_t id)
+{
+    kvl_block *block = &blocks->groups[group].blocks[id];
+    set_block(blocks, entry, group, id);
+    block->entry = entry;
+    blocks->groups[group].indexed++;
+    hold_chain(blocks, group == blocks->primary ? blocks->index.entries[entry].parent : entry, block->user_pins);
+    tell(blocks, KVLEAF_EVENT_STORED, group, id, entry);
+}
+
+void kvl_index_enter(kvleaf_blocks *blocks, int32_t block, const kvl_key *key, const uint64_t hash[2])
+{
+    kvl_index *index = &blocks->index;
+    kvl_entry *entry = &index->entries[block];
+    kvl_entry *parent = key->parent == KVL_NO_ENTRY ? NULL : &index->entries[key->parent];
+    int32_t *bucket = bucket_of(index, hash), *first = parent ? &parent->first_child : roots_of(index, key->salt);
+    *entry = (kvl_entry){
+        .hash = {hash[0], hash[1]},
+        .salt = key->salt,
+        .digest = {key->digest[0], key->digest[1]},
+        .serial = ++index->serial,
+        .parent = key->parent,
+        .first_child = KVL_NO_ENTRY,
+        .next_sibling = *first,
+        .previous_sibling = KVL_NO_ENTRY,
+        .next_in_bucket = *bucket,
+        .depth = parent ? parent->depth + 1 : 0,
+    };
+    if (*first != KVL_NO_ENTRY)
+        index->entries[*first].previous_sibling = block;
+    *first = *bucket = block;
+    if (parent)
+        parent->children++;
+    for (int32_t i = 0; i < blocks->num_groups; i++)
+        set_block(blocks, block, i, KVLEAF_NO_BLOCK);
+    kvl_index_attach(blocks, block, blocks->primary, block);
+}
+
+/* Makes a block of an entry unknown to it; a cached one becomes free. */
+static void detach(kvleaf_blocks *blocks, int32_t entry, int32_t group, int32_t id)
+{
+    kvl_block *block = &blocks->groups[group].blocks[id];
+    bool cached = block->next != KVL_UNLISTED;
+    tell(blocks, KVLEAF_EVENT_REMOVED, group, id, entry);
+    if (cached)
+        kvl_group_unlist(blocks, group, id);
+    set_block(blocks, entry, group, KVLEAF_NO_BLOCK);
+    block->entry = KVL_NO_ENTRY;
+    blocks->groups[group].indexed--;
+    if (cached)
+        kvl_group_list(blocks, group, id);
+}
+
+/* Takes an entry without children out. */
+static void remove_leaf(kvleaf_blocks *blocks, int32_t at)
+{
+    kvl_index *index = &blocks->index;
+    kvl_entry *entry = &index->entries[at];
+    for (int32_t i = 0; i < blocks->num_groups; i++)
+        if (kvl_index_block(blocks, at, i) != KVLEAF_NO_BLOCK)
+            detach(blocks, at, i, kvl_index_block(blocks, at, i));
+    if (entry->previous_sibling != KVL_NO_ENTRY)
+        index->entries[entry->previous_sibling].next_sibling = entry->next_sibling;
+    else if (entry->parent != KVL_NO_ENTRY)
+        index->entries[entry->parent].first_child = entry->next_sibling;
+    else
+        *roots_of(index, entry->salt) = entry->next_sibling;
+    if (entry->next_sibling != KVL_NO_ENTRY)
+        index->entries[entry->next_sibling].previous_sibling = entry->previous_sibling;
+    if (entry->parent != KVL_NO_ENTRY)
+        index->entries[entry->parent].children--;
+    int32_t *link = bucket_of(index, entry->hash);
+    while (*link != at)
+        link = &index->entries[*link].next_in_bucket;
+    *link = entry->next_in_bucket;
+    entry->serial = 0;
+}
+
+void kvl_index_leave(kvleaf_blocks *blocks, int32_t group, int32_t block)
+{
+    int32_t entry = blocks->groups[group].blocks[block].entry;
+    if (group != blocks->primary) {
+        detach(blocks, entry, group, block);
+        return;
+    }
+    const kvl_entry *entries = blocks->index.entries;
+    for (int32_t at = entry, parent = KVL_NO_ENTRY;; at = parent) {
+        while (entries[at].first_child != KVL_NO_ENTRY)
+            at = entries[at].first_child;
+        parent = entries[at].parent;
+        remove_leaf(blocks, at);
+        if (at == entry)
+            return;
+    }
+}
+
+int32_t kvl_index_next(const kvleaf_blocks *blocks, int32_t entry)
+{
+    const kvl_entry *entries = blocks->index.entries;
+    int32_t root = entry;
+    if (entry != KVL_NO_ENTRY) {
+        if (entries[entry].first_child != KVL_NO_ENTRY)
+            return entries[entry].first_child;
+        for (; entries[root].parent != KVL_NO_ENTRY; root = entries[root].parent)
+            if (entries[root].next_sibling != KVL_NO_ENTRY)
+                return entries[root].next_sibling;
+    }
+    int32_t count = entries ? blocks->groups[blocks->primary].num_blocks : 0;
+    for (root++; root < count; root++)
+        if (entries[root].serial && entries[root].parent == KVL_NO_ENTRY)
+            return root;
+    return KVL_NO_ENTRY;
+}
+
+bool kvl_index_holds(const kvleaf_blocks *blocks, const kvl_sequence *sequence)
+{
+    return sequence->indexed == 0 || blocks->index.entries[sequence->tip].serial == sequence->tip_serial;
+}
+
+static void set_tip(const kvleaf_blocks *blocks, kvl_sequence *sequence, int32_t count, int32_t tip)
+{
+    sequence->indexed = count;
+    sequence->tip = tip;
+    sequence->tip_serial = count ? blocks->index.entries[tip].serial : 0;
+}
+
+void kvl_index_lengthen(const kvleaf_blocks *blocks, kvl_sequence *sequence, int32_t count, int32_t tip)
+{
+    set_tip(blocks, sequence, sequence->indexed + count, tip);
+}
+
+void kvl_index_shorten(const kvleaf_blocks *blocks, kvl_sequence *sequence, int32_t count)
+{
+    if (!kvl_index_holds(blocks, sequence))
+        set_tip(blocks, sequence, 0, KVL_NO_ENTRY);
+    int32_t tip = sequence->tip;
+    for (int32_t i = sequence->indexed; i > count; i--)
+        tip = blocks->index.entries[tip].parent;
+    if (sequence->indexed > count)
+        set_tip(blocks, sequence, count, tip);
+}
+
+/* Follows the chain over one more block. */
+static void follow_block(kvleaf_blocks *blocks, kvl_sequence *sequence)
+{
+    int32_t at = sequence->indexed, block = kvl_sequence_table(sequence, blocks->primary)[at];
+    const uint64_t *digest = blocks->contents[block].digest;
+    const kvl_key key = {
+        .parent = sequence->tip,
+        .salt = sequence->params.salt,
+        .digest = {digest[0], digest[1]},
+        .ids = kvl_block_ids(blocks, block),
+    };
+    uint64_t hash[2];
+    int32_t entry = kvl_index_find(blocks, &key, hash);
+    if (entry != KVL_NO_ENTRY && kvl_group_expired(blocks, blocks->primary, entry)) {
+        kvl_index_leave(blocks, blocks->primary, entry);
+        entry = KVL_NO_ENTRY;
+    }
+    if (entry == KVL_NO_ENTRY) {
+        kvl_index_enter(blocks, block, &key, hash);
+        entry = block;
+    }
+    for (int32_t i = 0; i < blocks->num_groups; i++) {
+        int32_t own = kvl_sequence_table(sequence, i)[at], there = kvl_index_block(blocks, entry, i);
+        if (own == KVLEAF_NO_BLOCK || blocks->groups[i].blocks[own].entry != KVL_NO_ENTRY)
+            continue;
+        if (there != KVLEAF_NO_BLOCK && i != blocks->primary && kvl_group_expired(blocks, i, there))
+            kvl_index_leave(blocks, i, there);
+        if (kvl_index_block(blocks, entry, i) == KVLEAF_NO_BLOCK)
+            kvl_index_attach(blocks, entry, i, own);
+    }
+    set_tip(blocks, sequence, at + 1, entry);
+}
+
+void kvl_index_follow(kvleaf_blocks *blocks, kvl_sequence *sequence)
+{
+    if (!blocks->index.entries || sequence->params.no_prefix || sequence->outdated)
+        return;
+    int64_t ready = sequence->committed < sequence->known ? sequence->committed : sequence->known;
+    int32_t full = (int32_t)(ready / blocks->block_size);
+    if (sequence->indexed >= full)
+        return;
+    if (!kvl_index_holds(blocks, sequence))
+        set_tip(blocks, sequence, 0, KVL_NO_ENTRY);
+    const int32_t *table = kvl_sequence_table(sequence, blocks->primary);
+    while (sequence->indexed < full && table[sequence->indexed] != KVLEAF_NO_BLOCK)
+        follow_block(blocks, sequence);
+}
+
+/* Nothing finds the blocks of a group any more; cached ones become free in the order in which they would be evicted. */
+static void forget_group(kvleaf_blocks *blocks, int32_t number)
+{
+    kvl_group *group = &blocks->groups[number];
+    for (int32_t i = 0; i < KVL_PRIORITIES; i++) {
+        while (group->cached[i].first != KVL_LIST_END) {
+            int32_t block = group->cached[i].first;
+            kvl_group_unlist(blocks, number, block);
+            group->blocks[block].entry = KVL_NO_ENTRY;
+            kvl_group_list(blocks, number, block);
+        }
+    }
+    for (int32_t i = 0; i < group->num_blocks; i++) {
+        kvl_block *block = &group->blocks[i];
+        block->entry = KVL_NO_ENTRY;
+        if (block->holds != block->user_pins)
+            kvl_group_hold(blocks, number, i, block->user_pins - block->holds);
+    }
+    group->indexed = 0;
+}
+
+kvleaf_status kvleaf_blocks_prefix_clear(kvleaf_blocks *blocks)
+{
+    if (!blocks)
+        return kvl_fail_null("blocks");
+    kvl_index *index = &blocks->index;
+    if (!index->entries)
+        return KVLEAF_OK;
+    for (int32_t i = 0; i < blocks->num_groups; i++)
+        forget_group(blocks, i);
+    for (int32_t i = 0; i < index->num_buckets; i++)
+        index->buckets[i] = index->roots[i] = KVL_NO_ENTRY;
+    for (int32_t i = 0; i < blocks->groups[blocks->primary].num_blocks; i++)
+        index->entries[i].serial = 0;
+    for (int32_t i = 0; i < blocks->max_sequences; i++)
+        blocks->sequences[i].outdated = blocks->sequences[i].planned > 0;
+    const kvleaf_event event = {.type = KVLEAF_EVENT_CLEARED, .block = KVLEAF_NO_BLOCK};
+    if (blocks->event)
+        blocks->event(blocks->event_user, &event);
+    return KVLEAF_OK;
+}
