@@ -180,11 +180,16 @@ static rig_seq *add_seq(rig *r, const rig_seq *from)
     return r->seqs[at];
 }
 
-rig_seq *rig_seq_new(rig *r)
+rig_seq *rig_seq_with(rig *r, const kvleaf_seq_params *params)
 {
     rig_seq *seq = add_seq(r, NULL);
-    ASSERT_OK(kvleaf_seq_create(r->cache, NULL, &seq->seq));
+    ASSERT_OK(kvleaf_seq_create(r->cache, params, &seq->seq));
     return seq;
+}
+
+rig_seq *rig_seq_new(rig *r)
+{
+    return rig_seq_with(r, NULL);
 }
 
 rig_seq *rig_seq_fork(rig *r, rig_seq *parent, int32_t pos)
@@ -220,7 +225,9 @@ static kvleaf_status extend(rig *r, rig_seq *seq, const int32_t *tokens, int32_t
 {
     kvleaf_tokens add = {.struct_size = sizeof add, .ids = tokens, .count = count};
     assert_true(seq->extended + count <= RIG_LENGTH);
-    kvleaf_status status = kvleaf_seq_extend(r->cache, seq->seq, &add, NULL);
+    int64_t cached = 0;
+    kvleaf_status status = kvleaf_seq_extend(r->cache, seq->seq, &add, &cached);
+    seq->committed += (int32_t)cached;
     for (int32_t i = 0; !status && i < count; i++)
         seq->tokens[seq->extended++] = tokens ? tokens[i] : r->next_token++;
     return status;
@@ -335,12 +342,17 @@ static kvleaf_tensor tensor(cl_mem buffer, kvleaf_dtype dtype, int32_t heads, in
         .handle = buffer, .dtype = dtype, .offset = (uint64_t)(GUARD_ROWS * heads * dim) * kvleaf_dtype_size(dtype)};
 }
 
-kvleaf_status rig_append(rig *r, const rig_step *step, int32_t layer)
+kvleaf_status rig_append_on(rig *r, const rig_step *step, int32_t layer, const kvleaf_exec *exec)
 {
     kvleaf_tensor k = tensor(r->k, r->p.q_dtype, r->p.num_kv_heads, rig_dim(r, layer));
     kvleaf_tensor v = tensor(r->v, r->p.q_dtype, r->p.num_kv_heads, rig_dim(r, layer));
+    return kvleaf_append(plan_of(r, step), layer, &k, &v, exec);
+}
+
+kvleaf_status rig_append(rig *r, const rig_step *step, int32_t layer)
+{
     kvleaf_exec exec = rig_exec(r, step);
-    return kvleaf_append(plan_of(r, step), layer, &k, &v, &exec);
+    return rig_append_on(r, step, layer, &exec);
 }
 
 kvleaf_status rig_attend(rig *r, const rig_step *step, int32_t layer)
@@ -510,7 +522,7 @@ static void check_side(const rig *r, const rig_seq *seq, int32_t layer, bool val
     size_t tile = kvleaf_layout_tile(pool.layout, pool.block_size, dim), size;
     uint8_t *bytes = rig_pool_bytes(r, layer, value, &size);
     for (int32_t t = 0; t < seq->committed; t++)
-        for (int32_t h = 0; h < heads && table[t / pool.block_size] >= 0; h++)
+        for (int32_t h = 0; h < heads && table[t / pool.block_size] != KVLEAF_NO_BLOCK; h++)
             for (int32_t d = 0; d < dim; d++) {
                 size_t at = ((size_t)table[t / pool.block_size] * (size_t)heads + (size_t)h) * tile +
                             kvleaf_layout_offset(pool.layout, value, pool.block_size, dim, t % pool.block_size, d);

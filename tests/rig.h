@@ -67,11 +67,13 @@ kvleaf_status rig_make_cache(rig *r);
 kvleaf_status rig_make_plan(rig *r, kvleaf_plan **plan);
 
 rig_seq *rig_seq_new(rig *r);
+rig_seq *rig_seq_with(rig *r, const kvleaf_seq_params *params);
 rig_seq *rig_seq_fork(rig *r, rig_seq *parent, int32_t pos);
 void rig_seq_end(rig *r, rig_seq *seq);
 void rig_truncate(rig *r, rig_seq *seq, int32_t length);
 kvleaf_status rig_try_extend(rig *r, rig_seq *seq, int32_t count);
-/* Extends by new tokens, or by tokens that are given. */
+/* Extends by new tokens of unknown ids, or by tokens that are given; those that the prefix cache has count as committed
+ * at once. */
 void rig_extend(rig *r, rig_seq *seq, int32_t count);
 void rig_extend_with(rig *r, rig_seq *seq, const int32_t *tokens, int32_t count);
 
@@ -93,6 +95,7 @@ void rig_layers(rig *r, const rig_step *step, const char *what);
 /* The parts of rig_layers, for one layer. The queue is empty after rig_load and rig_check. */
 void rig_load(rig *r, const rig_step *step, int32_t layer);
 kvleaf_status rig_append(rig *r, const rig_step *step, int32_t layer);
+kvleaf_status rig_append_on(rig *r, const rig_step *step, int32_t layer, const kvleaf_exec *exec);
 kvleaf_status rig_attend(rig *r, const rig_step *step, int32_t layer);
 void rig_check(rig *r, const rig_step *step, int32_t layer, const char *what);
 /* Commits; `accepted` NULL = all. */

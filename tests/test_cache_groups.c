@@ -44,10 +44,12 @@ static void test_steps(void **state)
     rig_open(&r, &p);
     rig_seq *a = rig_seq_new(&r), *b = rig_seq_new(&r);
     rig_extend(&r, a, 33);
-    rig_extend(&r, b, 23);
-    rig_run(&r, &(rig_step){.seqs = {a, b}, .num_q = {7, 23}, .n = 2}, "first chunk");
+    rig_extend(&r, b, 24);
+    rig_run(&r, &(rig_step){.seqs = {a, b}, .num_q = {7, 24}, .n = 2}, "first chunk");
     rig_run(&r, &(rig_step){.seqs = {a}, .num_q = {26}, .n = 1}, "second chunk");
-    rig_seq *c = rig_seq_fork(&r, a, 31);
+    kvleaf_seq early;
+    ASSERT_FAILS(KVLEAF_INVALID, "pos", kvleaf_seq_fork(r.cache, a->seq, 31, &early)); /* its window is gone */
+    rig_seq *c = rig_seq_fork(&r, a, 33);
     for (int32_t i = 0; i < 15; i++) {
         rig_seq *all[] = {a, b, c};
         rig_step step = {.n = 3, .family = i % 3 ? KVLEAF_FAMILY_AUTO : KVLEAF_FAMILY_PREFILL};
@@ -60,7 +62,10 @@ static void test_steps(void **state)
     }
     rig_check_stored(&r, a, "parent");
     rig_check_stored(&r, c, "child");
-    rig_truncate(&r, b, b->committed - 3);
+    /* The next token of b sees from position 45 on, so its blocks begin at 44. */
+    assert_int_equal(b->committed, 54);
+    ASSERT_FAILS(KVLEAF_INVALID, "length", kvleaf_seq_truncate(r.cache, b->seq, 52));
+    rig_truncate(&r, b, 53);
     rig_extend(&r, b, 5);
     rig_run(&r, &(rig_step){.seqs = {b}, .num_q = {5}, .n = 1, .mask = KVLEAF_MASK_NONE}, "rewritten, without a mask");
     rig_seq_end(&r, a);

@@ -48,6 +48,12 @@ typedef struct kvleaf_cache_params {
                                         pool of layers without a window holds */
     const int32_t *free_order;       /* as kvleaf_blocks_params; with more than one group NULL */
     int32_t free_count;
+    int32_t no_prefix_cache;         /* these as kvleaf_blocks_params */
+    const kvleaf_eviction *eviction;
+    kvleaf_event_fn event;
+    void *event_user;
+    uint64_t (*now_ms)(void *user);
+    void *now_user;
 } kvleaf_cache_params;
 
 #define KVLEAF_CACHE_PARAMS_INIT KVLEAF_INIT(kvleaf_cache_params)
@@ -94,19 +100,29 @@ KVLEAF_API void kvleaf_cache_destroy(kvleaf_cache **cache);
 /* The group of a layer, as the calls below number them; -1 out of range. */
 KVLEAF_API int32_t kvleaf_cache_group(const kvleaf_cache *cache, int32_t layer);
 
-/* Sequences: as kvleaf_blocks_seq_*, with the same statuses. extend also answers DEVICE after a device error. */
+/* Sequences and the prefix cache: as kvleaf_blocks_*, with the same statuses. extend also answers DEVICE after a device
+ * error. */
 KVLEAF_API kvleaf_status kvleaf_seq_create(kvleaf_cache *cache, const kvleaf_seq_params *params, kvleaf_seq *out);
 KVLEAF_API kvleaf_status kvleaf_seq_extend(kvleaf_cache *cache, kvleaf_seq seq, const kvleaf_tokens *tokens,
                                            int64_t *cached);
 KVLEAF_API kvleaf_status kvleaf_can_extend(const kvleaf_cache *cache, kvleaf_seq seq, int64_t count, bool *out);
+KVLEAF_API kvleaf_status kvleaf_prefix_match(const kvleaf_cache *cache, const kvleaf_seq_params *params,
+                                             const kvleaf_tokens *tokens, int64_t *matched);
+KVLEAF_API kvleaf_status kvleaf_prefix_clear(kvleaf_cache *cache);
+KVLEAF_API kvleaf_status kvleaf_seq_set_ids(kvleaf_cache *cache, kvleaf_seq seq, int64_t start, const int32_t *ids,
+                                            int64_t count);
 KVLEAF_API kvleaf_status kvleaf_seq_fork(kvleaf_cache *cache, kvleaf_seq seq, int64_t pos, kvleaf_seq *child);
 KVLEAF_API kvleaf_status kvleaf_seq_truncate(kvleaf_cache *cache, kvleaf_seq seq, int64_t length);
 KVLEAF_API kvleaf_status kvleaf_seq_destroy(kvleaf_cache *cache, kvleaf_seq *seq);
 KVLEAF_API kvleaf_status kvleaf_seq_query(const kvleaf_cache *cache, kvleaf_seq seq, kvleaf_seq_info *info);
-KVLEAF_API kvleaf_status kvleaf_seq_table(const kvleaf_cache *cache, kvleaf_seq seq, int32_t group,
-                                          int32_t *table, int32_t capacity, int32_t *count);
+KVLEAF_API kvleaf_status kvleaf_seq_table(const kvleaf_cache *cache, kvleaf_seq seq, int32_t group, int32_t *table,
+                                          int32_t capacity, int32_t *count);
+KVLEAF_API kvleaf_status kvleaf_block_pin(kvleaf_cache *cache, int32_t group, int32_t block);
+KVLEAF_API kvleaf_status kvleaf_block_unpin(kvleaf_cache *cache, int32_t group, int32_t block);
 KVLEAF_API kvleaf_status kvleaf_cache_query(const kvleaf_cache *cache, kvleaf_blocks_stats *stats);
-/* The cache's block manager, to look at (kvleaf_blocks_refcount); NULL for a null cache. */
+KVLEAF_API kvleaf_status kvleaf_cache_describe(const kvleaf_cache *cache, kvleaf_format format, char *buffer,
+                                               size_t capacity, size_t *size);
+/* The cache's block manager, to look at; NULL for a null cache. */
 KVLEAF_API const kvleaf_blocks *kvleaf_cache_blocks(const kvleaf_cache *cache);
 
 /* Bytes that `count` tokens take in export and import: of each group, each of its layers with K/V of its own: K

@@ -67,6 +67,7 @@ static kvleaf_status make_blocks(kvleaf_cache *cache, const kvleaf_cache_params 
     for (int32_t i = 0; i < cache->num_groups; i++)
         groups[i] = (kvleaf_block_group){
             .num_blocks = cache->groups[i].num_blocks,
+            .window = cache->groups[i].geometry.window,
         };
     groups[0].free_order = params->free_order;
     groups[0].free_count = params->free_count;
@@ -77,6 +78,12 @@ static kvleaf_status make_blocks(kvleaf_cache *cache, const kvleaf_cache_params 
         .max_blocks_per_seq = cache->columns,
         .groups = groups,
         .num_groups = cache->num_groups,
+        .no_prefix_cache = params->no_prefix_cache,
+        .eviction = params->eviction,
+        .event = params->event,
+        .event_user = params->event_user,
+        .now_ms = params->now_ms,
+        .now_user = params->now_user,
         .allocator = *allocator,
     };
     kvleaf_status status = kvleaf_blocks_create(&blocks, &cache->blocks);

@@ -27,6 +27,37 @@ kvleaf_status kvleaf_can_extend(const kvleaf_cache *cache, kvleaf_seq seq, int64
     return status ? status : kvleaf_blocks_can_extend(cache->blocks, seq, count, out);
 }
 
+kvleaf_status kvleaf_prefix_match(const kvleaf_cache *cache, const kvleaf_seq_params *params,
+                                  const kvleaf_tokens *tokens, int64_t *matched)
+{
+    kvleaf_status status = check_cache(cache);
+    return status ? status : kvleaf_blocks_prefix_match(cache->blocks, params, tokens, matched);
+}
+
+kvleaf_status kvleaf_prefix_clear(kvleaf_cache *cache)
+{
+    kvleaf_status status = check_cache(cache);
+    return status ? status : kvleaf_blocks_prefix_clear(cache->blocks);
+}
+
+kvleaf_status kvleaf_seq_set_ids(kvleaf_cache *cache, kvleaf_seq seq, int64_t start, const int32_t *ids, int64_t count)
+{
+    kvleaf_status status = check_cache(cache);
+    return status ? status : kvleaf_blocks_seq_set_ids(cache->blocks, seq, start, ids, count);
+}
+
+kvleaf_status kvleaf_block_pin(kvleaf_cache *cache, int32_t group, int32_t block)
+{
+    kvleaf_status status = check_cache(cache);
+    return status ? status : kvleaf_blocks_pin(cache->blocks, group, block);
+}
+
+kvleaf_status kvleaf_block_unpin(kvleaf_cache *cache, int32_t group, int32_t block)
+{
+    kvleaf_status status = check_cache(cache);
+    return status ? status : kvleaf_blocks_unpin(cache->blocks, group, block);
+}
+
 kvleaf_status kvleaf_seq_fork(kvleaf_cache *cache, kvleaf_seq seq, int64_t pos, kvleaf_seq *child)
 {
     kvleaf_status status = check_cache(cache);
@@ -62,6 +93,13 @@ kvleaf_status kvleaf_cache_query(const kvleaf_cache *cache, kvleaf_blocks_stats 
 {
     kvleaf_status status = check_cache(cache);
     return status ? status : kvleaf_blocks_query(cache->blocks, stats);
+}
+
+kvleaf_status kvleaf_cache_describe(const kvleaf_cache *cache, kvleaf_format format, char *buffer, size_t capacity,
+                                    size_t *size)
+{
+    kvleaf_status status = check_cache(cache);
+    return status ? status : kvleaf_blocks_describe(cache->blocks, format, buffer, capacity, size);
 }
 
 const kvleaf_blocks *kvleaf_cache_blocks(const kvleaf_cache *cache)

@@ -100,7 +100,7 @@ static kvleaf_status check_window(const range *r)
 {
     int64_t first = r->start / r->cache->block_size;
     for (int32_t i = 0; r->count > 0 && i < r->cache->num_groups; i++)
-        if (kvl_sequence_table(r->sequence, i)[first] < 0)
+        if (kvl_sequence_table(r->sequence, i)[first] == KVLEAF_NO_BLOCK)
             return kvl_fail(KVLEAF_INVALID, "start", r->start, 0, "token %lld has left the window of group %d",
                             (long long)r->start, i);
     return KVLEAF_OK;
