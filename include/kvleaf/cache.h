@@ -174,7 +174,7 @@ KVLEAF_API kvleaf_status kvleaf_plan_commit(kvleaf_plan *plan, const int32_t *ac
 /* Returns to just before plan_build: what was extended stays, uncomputed. INVALID: no open step. */
 KVLEAF_API kvleaf_status kvleaf_plan_rollback(kvleaf_plan *plan);
 
-/* As kvleaf_attention_variant. */
+/* As kvleaf_attention_variant, for the layers of the first group. */
 KVLEAF_API const char *kvleaf_plan_variant(const kvleaf_plan *plan, const char *operation);
 
 #ifdef __cplusplus
