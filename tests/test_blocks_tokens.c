@@ -68,6 +68,22 @@ static void test_unknown_ids(void **state)
     kvleaf_blocks_destroy(&blocks);
 }
 
+/* Saying no ids does not make what is known unknown, also where the blocks of the first ids are gone. */
+static void test_no_ids(void **state)
+{
+    (void)state;
+    kvleaf_blocks *blocks = NULL;
+    assert_ok(kvleaf_blocks_create(kvleaf_blocks_params(.num_blocks = 8, .block_size = 4, .window = 5), &blocks));
+    kvleaf_seq seq = make_prompt(blocks, NULL, line, 12, NULL);
+    assert_int_equal(entry_of(blocks, seq, 0), KVLEAF_NO_BLOCK);
+    for (int64_t start = 0; start <= 12; start++) {
+        assert_ok(kvleaf_blocks_seq_set_ids(blocks, seq, start, NULL, 0));
+        assert_int_equal(info_of(blocks, seq).known, 12);
+    }
+    check_blocks(blocks, 0);
+    kvleaf_blocks_destroy(&blocks);
+}
+
 static void test_ids_refuse(void **state)
 {
     (void)state;
@@ -263,9 +279,13 @@ static void test_params(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_unknown_ids), cmocka_unit_test(test_ids_refuse),
-        cmocka_unit_test(test_spans),       cmocka_unit_test(test_partial_match_ends_at_a_span),
-        cmocka_unit_test(test_cut_content), cmocka_unit_test(test_spans_refuse),
+        cmocka_unit_test(test_unknown_ids),
+        cmocka_unit_test(test_no_ids),
+        cmocka_unit_test(test_ids_refuse),
+        cmocka_unit_test(test_spans),
+        cmocka_unit_test(test_partial_match_ends_at_a_span),
+        cmocka_unit_test(test_cut_content),
+        cmocka_unit_test(test_spans_refuse),
         cmocka_unit_test(test_params),
     };
     return cmocka_run_group_tests(tests, fill_line, NULL);

@@ -144,7 +144,7 @@ kvleaf_status kvleaf_blocks_seq_set_ids(kvleaf_blocks *blocks, kvleaf_seq seq, i
     }
     for (int64_t i = 0; i < count; i++)
         *id_of(blocks, sequence, start + i) = ids[i];
-    if (start < sequence->known)
+    if (count > 0 && start < sequence->known)
         sequence->known = start;
     sequence->known = kvl_tokens_known(blocks, sequence);
     kvl_index_follow(blocks, sequence);
