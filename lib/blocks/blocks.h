@@ -149,7 +149,8 @@ int32_t kvl_sequence_slot(const kvleaf_blocks *blocks, const kvl_sequence *seque
 /* The sequence's table in a group; `count` entries of it are in use. */
 static inline int32_t *kvl_sequence_table(const kvl_sequence *sequence, int32_t group)
 {
-    return sequence->table + (size_t)group * (size_t)sequence->capacity;
+    size_t at = (size_t)group * (size_t)sequence->capacity;
+    return at > 0 ? sequence->table + at : sequence->table; /* which is NULL until an entry is needed */
 }
 
 /* Notes that the first `count` entries of a group's table are known elsewhere now; 0 makes all count as changed. */

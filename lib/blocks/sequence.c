@@ -215,14 +215,15 @@ kvleaf_status kvleaf_blocks_seq_fork(kvleaf_blocks *blocks, kvleaf_seq seq, int6
 kvleaf_status kvl_sequence_cut(kvleaf_blocks *blocks, kvl_sequence *sequence, int64_t length)
 {
     int32_t keep = (int32_t)kvl_ceil_div(length, blocks->block_size), first[KVL_MAX_GROUPS];
-    for (int32_t i = 0; i < blocks->num_groups; i++) {
+    int32_t groups = keep < sequence->count ? blocks->num_groups : 0; /* that have something to give back */
+    for (int32_t i = 0; i < groups; i++) {
         first[i] = keep > sequence->first_held[i] ? keep : sequence->first_held[i];
         kvleaf_status status = kvl_group_check_release(&blocks->groups[i], kvl_sequence_table(sequence, i) + first[i],
                                                        sequence->count - first[i]);
         if (status)
             return status;
     }
-    for (int32_t i = 0; i < blocks->num_groups; i++) {
+    for (int32_t i = 0; i < groups; i++) {
         kvl_group_release(blocks, i, kvl_sequence_table(sequence, i) + first[i], sequence->count - first[i],
                           &sequence->params);
         if (sequence->first_held[i] > keep)
