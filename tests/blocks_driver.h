@@ -13,7 +13,7 @@
 /* How often each status was answered, by -status, and what else shows that a run was not tame. */
 typedef struct driver_tally {
     int64_t statuses[16];
-    int64_t operations, copies;
+    int64_t operations, copies, hits, partial_hits, evictions;
 } driver_tally;
 
 typedef struct driver_params {

@@ -52,17 +52,34 @@ static void compare_table(const blocks_pair *pair, int32_t at, int32_t group, co
         if (table[i] != s->table[group][i])
             pair_wrong(pair, "sequence %d has block %d, not %d, at %d in group %d", at, table[i], s->table[group][i], i,
                        group);
-        if (table[i] == MODEL_NO_BLOCK)
+        if (table[i] == MODEL_NONE)
             continue;
         info->blocks_shared += counts->holders[table[i]] > 1;
         info->blocks_unique += counts->holders[table[i]] == 1;
     }
     for (int64_t p = 0; p < s->committed; p++) {
         int32_t block = table[p / pair->m.p.block_size];
-        if (block != MODEL_NO_BLOCK && model_read(&pair->m, group, block, p) != s->tokens[p].content)
+        if (block != MODEL_NONE && model_read(&pair->m, group, block, p) != s->tokens[p].content)
             pair_wrong(pair, "token %lld of sequence %d is not in block %d of group %d", (long long)p, at, block,
                        group);
     }
+}
+
+/* Of the known tokens whose blocks are there. */
+static void compare_ids(const blocks_pair *pair, int32_t at)
+{
+    const model_sequence *s = &pair->m.sequences[at];
+    int32_t ids[MODEL_TOKENS], gone = 0;
+    int64_t known = model_known(s);
+    while (gone < s->count && s->table[pair->m.primary][gone] == MODEL_NONE)
+        gone++;
+    int64_t first = (int64_t)gone * pair->m.p.block_size;
+    if (s->planned > s->committed || first >= known)
+        return;
+    asked(pair, "seq_ids", kvleaf_blocks_seq_ids(pair->real, pair->handles[at], first, ids, known - first));
+    for (int64_t i = first; i < known; i++)
+        if (ids[i - first] != s->tokens[i].id)
+            pair_wrong(pair, "token %d of sequence %d has id %d, not %d", (int)i, at, ids[i - first], s->tokens[i].id);
 }
 
 static void compare_sequence(const blocks_pair *pair, int32_t at, const model_counts *counts)
@@ -75,6 +92,11 @@ static void compare_sequence(const blocks_pair *pair, int32_t at, const model_co
     same(pair, "extended", at, info.extended, s->extended);
     same(pair, "num_blocks", at, info.num_blocks, s->count);
     same(pair, "user", at, (int64_t)info.user, (int64_t)s->user);
+    same(pair, "salt", at, (int64_t)info.salt, (int64_t)s->terms.salt);
+    same(pair, "cached", at, info.cached, s->cached);
+    same(pair, "known", at, info.known, model_known(s));
+    same(pair, "peak_blocks", at, info.peak_blocks, s->peak);
+    compare_ids(pair, at);
     for (int32_t group = 0; group < pair->m.p.num_groups; group++)
         compare_table(pair, at, group, &counts[group], &counted);
     same(pair, "blocks_unique", at, info.blocks_unique, counted.blocks_unique);
@@ -96,7 +118,11 @@ static void compare_stats(const blocks_pair *pair, int32_t group, const kvleaf_b
         {"sequences", got->sequences, expected->sequences},
         {"tokens", got->tokens, expected->tokens},
         {"slots_wasted", got->slots_wasted, expected->slots_wasted},
+        {"indexed", got->indexed, expected->indexed},
         {"copies", (int64_t)got->copies, (int64_t)expected->copies},
+        {"looked_up", (int64_t)got->looked_up, (int64_t)expected->looked_up},
+        {"hits", (int64_t)got->hits, (int64_t)expected->hits},
+        {"evictions", (int64_t)got->evictions, (int64_t)expected->evictions},
     };
     for (size_t i = 0; i < sizeof counts / sizeof *counts; i++)
         same(pair, counts[i].what, group, counts[i].got, counts[i].expected);
@@ -112,21 +138,46 @@ static void add_stats(kvleaf_blocks_stats *all, const kvleaf_blocks_stats *one)
     all->free += one->free;
     all->pinned += one->pinned;
     all->slots_wasted += one->slots_wasted;
+    all->indexed += one->indexed;
     all->copies += one->copies;
+    all->evictions += one->evictions;
+    all->looked_up = one->looked_up;
+    all->hits = one->hits;
     all->sequences = one->sequences;
     all->tokens = one->tokens;
 }
 
-/* The order in which blocks will be handed out. */
-static void compare_free(const blocks_pair *pair, int32_t group)
+/* The order in which blocks will be handed out: the free ones, then those of a priority that are cached. */
+static void compare_lists(const blocks_pair *pair, int32_t group)
 {
-    const kvl_block_list *list = &pair->real->groups[group].free;
+    const kvl_group *real = &pair->real->groups[group];
     const model_group *g = &pair->m.groups[group];
-    int32_t at = list->first;
-    for (int32_t i = 0; i < g->num_free; i++) {
-        if (at != g->free[i])
-            pair_wrong(pair, "block %d, not %d, is at %d of the free ones of group %d", at, g->free[i], i, group);
-        at = list->blocks[at].next;
+    int32_t at = real->free.first;
+    for (int32_t i = 0; i < g->free.count; at = real->free.blocks[at].next, i++)
+        if (at != g->free.blocks[i])
+            pair_wrong(pair, "block %d, not %d, is at %d of the free ones of group %d", at, g->free.blocks[i], i,
+                       group);
+    for (int32_t priority = 0; priority < KVL_PRIORITIES; priority++) {
+        at = real->cached[priority].first;
+        for (int32_t i = 0; i < g->cached.count; i++) {
+            int32_t expected = g->cached.blocks[i];
+            if (g->priority[expected] != priority + KVLEAF_PRIORITY_LOW)
+                continue;
+            if (at != expected)
+                pair_wrong(pair, "block %d, not %d, is next of the cached ones of group %d and priority %d", at,
+                           expected, group, priority + KVLEAF_PRIORITY_LOW);
+            at = real->blocks[at].next;
+        }
+    }
+}
+
+/* Which entry finds which block, by the manager's own pages. */
+static void compare_index(const blocks_pair *pair, int32_t group)
+{
+    for (int32_t block = 0; block < pair->m.p.groups[group].num_blocks; block++) {
+        int32_t got = pair->real->groups[group].blocks[block].entry, expected = model_entry_of(&pair->m, group, block);
+        if (got != expected)
+            pair_wrong(pair, "block %d of group %d is found by entry %d, not %d", block, group, got, expected);
     }
 }
 
@@ -137,7 +188,8 @@ static void compare_group(const blocks_pair *pair, int32_t group, const model_co
     model_stats(&pair->m, group, counts, &expected);
     compare_stats(pair, group, &got, &expected);
     add_stats(all, &expected);
-    compare_free(pair, group);
+    compare_lists(pair, group);
+    compare_index(pair, group);
     for (int32_t block = -1; block <= expected.total; block++)
         same(pair, "the reference count of block", block, kvleaf_blocks_refcount(pair->real, group, block),
              block < 0 || block == expected.total ? -1 : counts->holders[block]);

@@ -18,10 +18,12 @@ static void run(const driver_params *params, int32_t managers, int32_t operation
         }
         driver_destroy(d, tally);
     }
-    printf("%lld operations: %lld right, %lld without blocks, %lld without memory, %lld busy, %lld copies\n",
+    printf("%lld operations: %lld right, %lld without blocks, %lld without memory, %lld busy, %lld copies, "
+           "%lld hits, %lld of them partial, %lld evictions\n",
            (long long)tally->operations, (long long)tally->statuses[-KVLEAF_OK],
            (long long)tally->statuses[-KVLEAF_NO_BLOCKS], (long long)tally->statuses[-KVLEAF_NO_MEMORY],
-           (long long)tally->statuses[-KVLEAF_BUSY], (long long)tally->copies);
+           (long long)tally->statuses[-KVLEAF_BUSY], (long long)tally->copies, (long long)tally->hits,
+           (long long)tally->partial_hits, (long long)tally->evictions);
 }
 
 /* Whether a run met what is rare. */
@@ -54,6 +56,21 @@ static void test_several_groups(void **state)
     assert_met(&tally);
 }
 
+static void test_windows(void **state)
+{
+    static const driver_params managers[] = {
+        {.block_size = 4, .num_groups = 1, .windows = {9}},
+        {.block_size = 3, .num_groups = 2, .windows = {0, 5}},
+        {.block_size = 2, .num_groups = 2, .windows = {3, 8}},
+        {.block_size = 5, .num_groups = 3, .windows = {1, 0, 12}},
+    };
+    driver_tally tally = {0};
+    (void)state;
+    for (size_t i = 0; i < sizeof managers / sizeof *managers; i++)
+        run(&managers[i], 5, 2000, &tally);
+    assert_met(&tally);
+}
+
 static void test_narrow_tables(void **state)
 {
     driver_tally tally = {0};
@@ -77,10 +94,8 @@ int main(int argc, char **argv)
         base_seed = strtoull(argv[1], NULL, 10);
     printf("seed %llu\n", (unsigned long long)base_seed);
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_one_group),
-        cmocka_unit_test(test_several_groups),
-        cmocka_unit_test(test_narrow_tables),
-        cmocka_unit_test(test_no_memory),
+        cmocka_unit_test(test_one_group),     cmocka_unit_test(test_several_groups), cmocka_unit_test(test_windows),
+        cmocka_unit_test(test_narrow_tables), cmocka_unit_test(test_no_memory),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
