@@ -94,5 +94,6 @@ build_folder() {
         meson setup --reconfigure "$folder" "$@" >"$setup_log" 2>&1 </dev/null ||
             logged "meson setup --wipe $folder" meson setup --wipe "$folder" "$@"
     fi
-    logged "building $folder" ninja -C "$folder"
+    # shellcheck disable=SC2086 # names of targets
+    logged "building $folder" ninja -C "$folder" ${targets-}
 }

@@ -115,6 +115,13 @@ fuzz() {
     done
 }
 
+# Caches and managers in threads, where what they share without a lock is found.
+thread_sanitizer() {
+    targets=tests/test_cache_threads build_folder build-tsan -Dwarning_level=3 -Dwerror=true -Dtools=false \
+        -Db_sanitize=thread -Db_lundef=false -Dbuildtype=debugoptimized
+    meson_suite build-tsan test_cache_threads
+}
+
 # The seed documents' figures; the picture in the README must be the one that the tour draws.
 tour() {
     "$build"/tools/kvleaf-tour --svg "$build"/tour.svg && cmp "$build"/tour.svg tools/tour/pool.svg
@@ -148,8 +155,8 @@ if [ $quick -eq 1 ]; then
     stage 'repository' meson_suite "$build" --suite repository
     stage 'kvleaf-check, small' check_device --small --variant '*.cpu'
     stage 'tour of the seed documents' tour
-    for name in 'slow unit tests' 'all of kvleaf-check' 'sanitizers' 'fuzzing' 'clang-tidy' 'cppcheck' 'other drivers' \
-        'offline compilers' 'the model'; do
+    for name in 'slow unit tests' 'all of kvleaf-check' 'sanitizers' 'fuzzing' 'ThreadSanitizer' 'clang-tidy' \
+        'cppcheck' 'other drivers' 'offline compilers' 'the model'; do
         stage "$name" left_out
     done
 else
@@ -159,6 +166,7 @@ else
     stage 'tour of the seed documents' tour
     stage 'sanitizers' sanitized_tests
     stage 'fuzzing' fuzz
+    stage 'ThreadSanitizer' thread_sanitizer
     stage 'clang-tidy' tidy
     stage 'cppcheck' cppcheck --quiet --error-exitcode=1 --std=c11 -I include -I lib -I cl_kernels --inline-suppr \
         --enable=warning,performance,portability lib tools
