@@ -6,7 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-static const char *const bench_names[] = {"decode", "prefill", "append"};
+static const char *const bench_names[] = {"decode", "prefill", "append", "blocks", "prefix"};
 static const char *const layout_names[] = {"auto", "strided", "rows", "cpu16", "dim8", "swizzle8", NULL};
 
 /* Configurations of a plain run: batch, context, q_len (0 = the context). */
@@ -169,6 +169,8 @@ static int run_asked(const bench_rig *rig, bench_config config)
 
 static int run(bench_rig *rig, const bench_config *config)
 {
+    if (config->kind == BENCH_BLOCKS)
+        return bench_blocks_run(rig, config);
     if (!rig->program->json)
         print_heading(rig, config->kind);
     if (config->batch || config->context || config->q_len)
@@ -179,13 +181,15 @@ static int run(bench_rig *rig, const bench_config *config)
 static bench_kind parse_kind(const cli *program)
 {
     if (program->num_arguments == 1) {
-        for (int i = 0; i < 3; i++) {
+        for (int i = 0; i < (int)(sizeof(bench_names) / sizeof(bench_names[0])); i++) {
             if (strcmp(program->arguments[0], bench_names[i]) == 0)
                 return (bench_kind)i;
         }
-        cli_usage(program, "unknown bench \"%s\", must be decode, prefill or append", program->arguments[0]);
+        cli_usage(program, "unknown bench \"%s\", must be decode, prefill, append, blocks or prefix",
+                  program->arguments[0]);
     }
-    cli_usage(program, "%d benches are named, must be one of decode, prefill, append", program->num_arguments);
+    cli_usage(program, "%d benches are named, must be one of decode, prefill, append, blocks, prefix",
+              program->num_arguments);
 }
 
 int main(int argc, char **argv)
@@ -201,12 +205,14 @@ int main(int argc, char **argv)
         {"seed", "N", "of the order of the blocks", CLI_SEED, &config.seed, 0, 0, NULL},
         {"runs", "N", "timed runs; 0 = 50, fewer where one takes long", CLI_INT, &config.runs, 0, 1000, NULL},
     };
-    cli program = {.name = "kvleaf-bench",
-                   .arguments_help = "decode | prefill | append",
-                   .summary = "Times an operation of the attention layer beside what the device can do at best.",
-                   .notes = "KVLEAF_VARIANT=GLOB forces a variant.",
-                   .options = options,
-                   .num_options = (int)(sizeof(options) / sizeof(options[0]))};
+    cli program = {
+        .name = "kvleaf-bench",
+        .arguments_help = "decode | prefill | append | blocks | prefix",
+        .summary =
+            "Times an operation of the attention layer beside what the device can do at best, or the host's own work.",
+        .notes = "KVLEAF_VARIANT=GLOB forces a variant.",
+        .options = options,
+        .num_options = (int)(sizeof(options) / sizeof(options[0]))};
     bench_rig rig = {.program = &program, .caps = {.struct_size = sizeof(rig.caps)}};
     config.shape.q_dtype = config.shape.kv_dtype = -1;
     cli_parse(&program, argc, argv);
@@ -214,6 +220,10 @@ int main(int argc, char **argv)
     config.kind = parse_kind(&program);
     if (config.kind == BENCH_APPEND && config.shape.block_size == 0)
         cli_usage(&program, "--block-size is 0, append needs blocks");
+    if (config.kind >= BENCH_BLOCKS && config.shape.block_size == 0)
+        cli_usage(&program, "--block-size is 0, %s needs blocks", bench_names[config.kind]);
+    if (config.kind == BENCH_PREFIX)
+        return bench_prefix_run(&rig, &config);
     if (cli_device_open(&program, &rig.device) != KVLEAF_OK)
         return CLI_FAILED;
     int status = CLI_FAILED;
@@ -221,7 +231,7 @@ int main(int argc, char **argv)
         kvleaf_device_queue_create(rig.device, &rig.queue) != KVLEAF_OK)
         status = cli_fail(&program, "can't use the device");
     rig.gpu = !(rig.caps.type & CL_DEVICE_TYPE_CPU);
-    if (rig.queue && bench_kernels(&rig) == CLI_OK)
+    if (rig.queue && (config.kind == BENCH_BLOCKS || bench_kernels(&rig) == CLI_OK))
         status = run(&rig, &config);
     if (rig.kernels)
         clReleaseProgram(rig.kernels);

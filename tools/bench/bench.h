@@ -2,13 +2,14 @@
 #ifndef KVLEAF_TOOLS_BENCH_H
 #define KVLEAF_TOOLS_BENCH_H
 
-/* kvleaf-bench: decode, prefill and append beside what the device itself can do, measured in the same run. */
+/* kvleaf-bench: decode, prefill and append beside what the device itself can do, measured in the same run; and what the
+ * host pays for blocks, the prefix cache and the plan of a step. */
 
 #include <kvleaf/attention.h>
 
 #include "common/cli.h"
 
-typedef enum bench_kind { BENCH_DECODE, BENCH_PREFILL, BENCH_APPEND } bench_kind;
+typedef enum bench_kind { BENCH_DECODE, BENCH_PREFILL, BENCH_APPEND, BENCH_BLOCKS, BENCH_PREFIX } bench_kind;
 
 typedef struct bench_config {
     bench_kind kind;
@@ -64,5 +65,9 @@ double bench_seconds(void);
 
 /* Runs one configuration: builds it, checks it, times it. */
 int bench_run(const bench_rig *rig, const bench_config *config, bench_result *result);
+
+/* What the host pays. `blocks` needs the device, for the plan of a step; `prefix` needs none. */
+int bench_blocks_run(const bench_rig *rig, const bench_config *config);
+int bench_prefix_run(const bench_rig *rig, const bench_config *config);
 
 #endif
