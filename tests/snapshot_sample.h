@@ -14,14 +14,21 @@ enum { SAMPLE_TOKENS_A = 5, SAMPLE_TOKENS_B = 3 };
 
 static const int32_t sample_ids_a[SAMPLE_TOKENS_A] = {11, 12, 13, -14, 15},
                      sample_ids_b[SAMPLE_TOKENS_B] = {11, 12, 99};
-static const uint64_t sample_content[6] = {0, 0, 7, 8, 0, 0};
+static const kvl_content sample_content[3] = {{{0, 0}, 0}, {{7, 8}, 2}, {{0, 0}, 0}};
 static const int32_t sample_records_a[] = {0, 1, 2, KVLEAF_NO_BLOCK, 0, 1};
 static const int32_t sample_records_b[] = {0, 3, 2, 3};
 static const int32_t sample_entry_0[] = {0, 2}, sample_entry_1[] = {1, KVLEAF_NO_BLOCK};
 static const int32_t sample_windows[] = {0, 3}, sample_num_records[] = {4, 4};
 static const kvl_snapshot_group sample_groups[] = {
-    {.num_layers = 1, .num_kv_heads = 1, .head_dim_k = 1, .head_dim_v = 1, .token_bytes = 4, .num_records = 4},
     {.num_layers = 1,
+     .num_heads = 1,
+     .num_kv_heads = 1,
+     .head_dim_k = 1,
+     .head_dim_v = 1,
+     .token_bytes = 4,
+     .num_records = 4},
+    {.num_layers = 1,
+     .num_heads = 2,
      .num_kv_heads = 1,
      .head_dim_k = 2,
      .head_dim_v = 2,
@@ -30,8 +37,8 @@ static const kvl_snapshot_group sample_groups[] = {
      .num_records = 4},
 };
 static const kvl_snapshot_layer sample_layers[] = {
-    {.num_heads = 1, .num_kv_heads = 1, .head_dim_k = 1, .head_dim_v = 1},
-    {.num_heads = 1, .num_kv_heads = 1, .head_dim_k = 2, .head_dim_v = 2, .window = 3},
+    {.group = 0, .owns = 1, .softmax_scale = 0x3f800000},
+    {.group = 1, .owns = 1, .softmax_scale = 0x3f000000},
 };
 static const kvl_saved_seq sample_seqs[] = {
     {.user = 1,
@@ -53,7 +60,7 @@ static const kvl_saved_seq sample_seqs[] = {
 };
 static const kvl_saved_entry sample_entries[] = {
     {.salt = 2, .ttl_ms = 3, .parent = -1, .priority = -1, .ids = sample_ids_a, .records = sample_entry_0},
-    {.salt = 2, .content = {7, 8}, .parent = 0, .ids = sample_ids_a + 2, .records = sample_entry_1},
+    {.salt = 2, .content = {{7, 8}, 2}, .parent = 0, .ids = sample_ids_a + 2, .records = sample_entry_1},
 };
 
 static inline kvl_snapshot sample_snapshot(void)

@@ -99,15 +99,13 @@ static void test_replace_on_a_full_disk_keeps_the_old(void **state)
 static void test_pieces(void **state)
 {
     char *folder = support_folder(), *path = support_path(folder, "entry"), read[8] = {0}, *data = NULL;
+    kvl_file *file = NULL;
     uint64_t size = 0;
     size_t whole = 0;
     (void)state;
-    assert_null(kvl_file_open(NULL, path, &size));
-    assert_null(kvl_file_open(NULL, folder, &size));
     assert_true(kvl_file_replace(path, "old", 3));
     for (int keep = 0; keep < 2; keep++) {
-        kvl_file *file = kvl_file_create(NULL, path);
-        assert_non_null(file);
+        ASSERT_OK(kvl_file_create(NULL, path, &file));
         assert_true(kvl_file_write(file, "the ", 4));
         assert_true(kvl_file_write(file, "new", 3));
         assert_true(kvl_file_read(NULL, path, &data, &whole));
@@ -117,8 +115,7 @@ static void test_pieces(void **state)
         assert_int_equal(kvl_file_close(file, keep), keep);
         assert_int_equal(support_files(folder, "", NULL), 1);
     }
-    kvl_file *file = kvl_file_open(NULL, path, &size);
-    assert_non_null(file);
+    ASSERT_OK(kvl_file_open(NULL, path, &file, &size));
     assert_int_equal(size, 7);
     assert_true(kvl_file_read_at(file, 4, read, 3));
     assert_true(kvl_file_read_at(file, 0, read + 3, 3));
@@ -131,22 +128,26 @@ static void test_pieces(void **state)
     support_folder_remove(folder);
 }
 
-static void test_pieces_without_memory(void **state)
+static void test_pieces_refused(void **state)
 {
     support_memory memory = {.fail_at = 1};
     kvleaf_allocator allocator = support_allocator(&memory);
-    char *folder = support_folder(), *path = support_path(folder, "entry");
+    char *folder = support_folder(), *path = support_path(folder, "entry"), *missing = support_path(folder, "no/such");
+    kvl_file *file = NULL;
     uint64_t size = 0;
     (void)state;
-    assert_null(kvl_file_create(&allocator, path));
+    ASSERT_STATUS(KVLEAF_NO_MEMORY, kvl_file_create(&allocator, path, &file));
     assert_int_equal(support_files(folder, "", NULL), 0);
+    memory.fail_at = 0;
+    ASSERT_FAILS(KVLEAF_INVALID, "path", kvl_file_open(&allocator, path, &file, &size));
+    ASSERT_FAILS(KVLEAF_INVALID, "path", kvl_file_open(&allocator, folder, &file, &size));
+    ASSERT_FAILS(KVLEAF_INVALID, "path", kvl_file_open(&allocator, missing, &file, &size));
+    ASSERT_FAILS(KVLEAF_INVALID, "path", kvl_file_create(&allocator, missing, &file));
     assert_true(kvl_file_replace(path, "old", 3));
     memory.allocations = 0;
-    assert_null(kvl_file_open(&allocator, path, &size));
-    memory.fail_at = 0;
-    char *missing = support_path(folder, "no/such/folder");
-    assert_null(kvl_file_create(&allocator, missing));
-    assert_null(kvl_file_open(&allocator, missing, &size));
+    memory.fail_at = 1;
+    ASSERT_STATUS(KVLEAF_NO_MEMORY, kvl_file_open(&allocator, path, &file, &size));
+    assert_null(file);
     assert_int_equal(memory.live, 0);
     free(missing);
     free(path);
@@ -217,7 +218,7 @@ int main(void)
         cmocka_unit_test(test_replace_fails_without_a_trace),
         cmocka_unit_test(test_replace_on_a_full_disk_keeps_the_old),
         cmocka_unit_test(test_pieces),
-        cmocka_unit_test(test_pieces_without_memory),
+        cmocka_unit_test(test_pieces_refused),
         cmocka_unit_test(test_folders),
         cmocka_unit_test(test_readers_beside_writers),
     };

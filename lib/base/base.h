@@ -80,13 +80,13 @@ bool kvl_file_read(const kvleaf_allocator *allocator, const char *path, char **d
 bool kvl_file_replace(const char *path, const void *data, size_t size);
 void kvl_file_remove(const char *path);
 
-/* A file read or written in pieces. kvl_file_open and kvl_file_create are NULL where it can't be done, or memory is
- * out. What is created is written beside and stands in its place after kvl_file_close(file, true), which answers
- * whether it does; closed otherwise it leaves nothing. Closing takes NULL. */
+/* A file read or written in pieces. Opening and creating: INVALID where the path can't be, NO_MEMORY. What is created is
+ * written beside and stands in its place after kvl_file_close(file, true), which answers whether it does; closed
+ * otherwise it leaves nothing. Closing takes NULL. */
 typedef struct kvl_file kvl_file;
-kvl_file *kvl_file_open(const kvleaf_allocator *allocator, const char *path, uint64_t *size);
+kvleaf_status kvl_file_open(const kvleaf_allocator *allocator, const char *path, kvl_file **out, uint64_t *size);
 bool kvl_file_read_at(kvl_file *file, uint64_t offset, void *data, size_t size);
-kvl_file *kvl_file_create(const kvleaf_allocator *allocator, const char *path);
+kvleaf_status kvl_file_create(const kvleaf_allocator *allocator, const char *path, kvl_file **out);
 bool kvl_file_write(kvl_file *file, const void *data, size_t size);
 bool kvl_file_close(kvl_file *file, bool keep);
 /* Makes the folder and its parents; true if it is there afterwards. */

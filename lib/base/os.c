@@ -77,35 +77,54 @@ bool kvl_file_replace(const char *path, const void *data, size_t size)
     return open_beside(&file, path) && close_beside(&file, kvl_file_write(&file, data, size));
 }
 
-kvl_file *kvl_file_create(const kvleaf_allocator *allocator, const char *path)
+static kvleaf_status fail_path(const char *path, const char *what)
 {
-    kvl_file *file = kvl_alloc(allocator, 1, sizeof *file);
-    if (file && !open_beside(file, path)) {
-        kvl_free(allocator, file);
-        return NULL;
-    }
-    if (file)
-        file->allocator = allocator;
-    return file;
+    return kvl_fail(KVLEAF_INVALID, "path", errno, 0, "can't %s %s: %s", what, path, strerror(errno));
 }
 
-kvl_file *kvl_file_open(const kvleaf_allocator *allocator, const char *path, uint64_t *size)
+kvleaf_status kvl_file_create(const kvleaf_allocator *allocator, const char *path, kvl_file **out)
 {
     kvl_file *file = kvl_alloc(allocator, 1, sizeof *file);
     if (!file)
-        return NULL;
+        return kvl_fail_memory(sizeof *file);
+    errno = ENAMETOOLONG;
+    if (!open_beside(file, path)) {
+        kvl_free(allocator, file);
+        return fail_path(path, "write");
+    }
     file->allocator = allocator;
-    file->stream = fopen(path, "rb");
-    off_t length = file->stream && fseeko(file->stream, 0, SEEK_END) == 0 ? ftello(file->stream) : -1;
+    *out = file;
+    return KVLEAF_OK;
+}
+
+/* Its length, or -1 where it is none that can be read at any place. */
+static off_t open_regular(kvl_file *file, const char *path)
+{
     struct stat status;
-    if (length < 0 || fstat(fileno(file->stream), &status) != 0 || !S_ISREG(status.st_mode)) {
+    file->stream = fopen(path, "rb");
+    if (!file->stream || fstat(fileno(file->stream), &status) != 0)
+        return -1;
+    errno = EISDIR;
+    return S_ISREG(status.st_mode) ? status.st_size : -1;
+}
+
+kvleaf_status kvl_file_open(const kvleaf_allocator *allocator, const char *path, kvl_file **out, uint64_t *size)
+{
+    kvl_file *file = kvl_alloc(allocator, 1, sizeof *file);
+    if (!file)
+        return kvl_fail_memory(sizeof *file);
+    file->allocator = allocator;
+    off_t length = open_regular(file, path);
+    if (length < 0) {
+        kvleaf_status status = fail_path(path, "read");
         if (file->stream)
             fclose(file->stream);
         kvl_free(allocator, file);
-        return NULL;
+        return status;
     }
+    *out = file;
     *size = (uint64_t)length;
-    return file;
+    return KVLEAF_OK;
 }
 
 bool kvl_file_read_at(kvl_file *file, uint64_t offset, void *data, size_t size)

@@ -214,7 +214,9 @@ int32_t kvl_group_copy_on_write(kvleaf_blocks *blocks, int32_t group, int32_t bl
 /* Makes a copy pending that a pin holds the source of. */
 void kvl_group_fill(kvl_group *group, int32_t source, int32_t destination);
 
-/* evict.c: lists a block that nothing refers to or holds, and takes one out of its list. */
+/* evict.c: milliseconds by the manager's clock. */
+uint64_t kvl_blocks_now(const kvleaf_blocks *blocks);
+/* Lists a block that nothing refers to or holds, and takes one out of its list. */
 void kvl_group_list(kvleaf_blocks *blocks, int32_t group, int32_t block);
 void kvl_group_unlist(kvleaf_blocks *blocks, int32_t group, int32_t block);
 /* The cached block that goes next; there is one. */

@@ -25,10 +25,11 @@ static void look_at_group(kvl_picture *picture, int32_t group)
     for (int32_t i = 0; i < from->num_blocks; i++) {
         const kvl_block *block = &from->blocks[i];
         kvl_look *look = &picture->looks[group][i];
-        look->state = block->references > 0         ? KVL_BLOCK_USED
-                      : block->pins > 0             ? KVL_BLOCK_PINNED
-                      : block->next == KVL_UNLISTED ? KVL_BLOCK_WITHHELD
-                                                    : KVL_BLOCK_FREE;
+        look->state = block->references > 0          ? KVL_BLOCK_USED
+                      : kvl_block_held(block)        ? KVL_BLOCK_PINNED
+                      : block->next == KVL_UNLISTED  ? KVL_BLOCK_WITHHELD
+                      : block->entry != KVL_NO_ENTRY ? KVL_BLOCK_CACHED
+                                                     : KVL_BLOCK_FREE;
         picture->shared[group] += block->references > 1;
     }
 }

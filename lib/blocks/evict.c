@@ -2,7 +2,7 @@
 /* Blocks that nothing refers to: which list they are in, which cached one goes first, and pins. */
 #include "blocks/index.h"
 
-static uint64_t now(const kvleaf_blocks *blocks)
+uint64_t kvl_blocks_now(const kvleaf_blocks *blocks)
 {
     return blocks->now_ms ? blocks->now_ms(blocks->now_user) : kvl_clock_ms();
 }
@@ -65,7 +65,7 @@ void kvl_group_unlist(kvleaf_blocks *blocks, int32_t number, int32_t id)
 bool kvl_group_expired(const kvleaf_blocks *blocks, int32_t group, int32_t id)
 {
     const kvl_block *block = &blocks->groups[group].blocks[id];
-    return listed(block) && block->expires && block->expires <= now(blocks);
+    return listed(block) && block->expires && block->expires <= kvl_blocks_now(blocks);
 }
 
 int32_t kvl_group_victim(kvleaf_blocks *blocks, int32_t number)
@@ -136,7 +136,7 @@ void kvl_group_settle(kvleaf_blocks *blocks, int32_t number, int32_t id, const k
     kvl_group *group = &blocks->groups[number];
     kvl_block *block = &group->blocks[id];
     bool timed = block->entry != KVL_NO_ENTRY && (terms->ttl_ms || blocks->eviction.added);
-    block->last_use = timed ? now(blocks) : 0;
+    block->last_use = timed ? kvl_blocks_now(blocks) : 0;
     block->expires = timed && terms->ttl_ms ? block->last_use + terms->ttl_ms : 0;
     block->priority = terms->priority;
     if (kvl_block_held(block))

@@ -3,10 +3,11 @@
  * into them, turned into the machine's own numbers in place. */
 #include "snapshot/format.h"
 
+#include <assert.h>
 #include <string.h>
 
 /* Bytes of the description that a thing takes at least. */
-enum { GROUP_BYTES = 40, LAYER_BYTES = 24, SEQ_BYTES = 48, ENTRY_BYTES = 40, MAX_BLOCK_SIZE = 256 };
+enum { GROUP_BYTES = 48, LAYER_BYTES = 16, SEQ_BYTES = 48, ENTRY_BYTES = 48, CONTENT_BYTES = 24, MAX_BLOCK_SIZE = 256 };
 
 static uint64_t load64(const unsigned char *bytes)
 {
@@ -58,13 +59,15 @@ static int32_t *take_array(cursor *c, uint64_t count)
     return values;
 }
 
-static uint64_t *take_array64(cursor *c, uint64_t count)
+static_assert(sizeof(kvl_content) == CONTENT_BYTES, "contents are used where they were read");
+
+static kvl_content *take_contents(cursor *c, uint64_t count)
 {
-    unsigned char *bytes = take(c, count <= c->left / 8 ? count * 8 : UINT64_MAX);
-    uint64_t *values = (uint64_t *)(void *)bytes;
-    for (uint64_t i = 0; values && i < count; i++)
-        values[i] = load64(bytes + 8 * i);
-    return values;
+    unsigned char *bytes = take(c, count <= c->left / CONTENT_BYTES ? count * CONTENT_BYTES : UINT64_MAX);
+    kvl_content *contents = (kvl_content *)(void *)bytes;
+    for (uint64_t i = 0; bytes && i < count; i++, bytes += CONTENT_BYTES)
+        contents[i] = (kvl_content){.digest = {load64(bytes), load64(bytes + 8)}, .end = load32(bytes + 16)};
+    return contents;
 }
 
 static kvleaf_status corrupt(const char *what)
@@ -76,16 +79,17 @@ static bool take_groups(cursor *c, const kvl_snapshot *s, kvl_snapshot_group *gr
                         int32_t *records)
 {
     for (int32_t i = 0; i < s->saved.num_groups; i++) {
-        const int32_t *fields = take_array(c, 6);
+        const int32_t *fields = take_array(c, 8);
         if (!fields)
             return false;
         groups[i] = (kvl_snapshot_group){
             .num_layers = fields[0],
-            .num_kv_heads = fields[1],
-            .head_dim_k = fields[2],
-            .head_dim_v = fields[3],
-            .dtype = fields[4],
-            .window = fields[5],
+            .num_heads = fields[1],
+            .num_kv_heads = fields[2],
+            .head_dim_k = fields[3],
+            .head_dim_v = fields[4],
+            .dtype = fields[5],
+            .window = fields[6],
             .token_bytes = (int64_t)take64(c),
             .num_records = (int64_t)take64(c),
         };
@@ -101,31 +105,26 @@ static bool take_groups(cursor *c, const kvl_snapshot *s, kvl_snapshot_group *gr
 static bool take_layers(cursor *c, const kvl_snapshot *s, kvl_snapshot_layer *layers)
 {
     for (int32_t i = 0; i < s->num_layers; i++) {
-        const int32_t *fields = take_array(c, 6);
+        const int32_t *fields = take_array(c, 4);
         if (!fields)
             return false;
         layers[i] = (kvl_snapshot_layer){
-            .num_heads = fields[0],
-            .num_kv_heads = fields[1],
-            .head_dim_k = fields[2],
-            .head_dim_v = fields[3],
-            .window = fields[4],
-            .kv_layer = fields[5],
-        };
+            .group = fields[0], .pool_layer = fields[1], .owns = fields[2], .softmax_scale = fields[3]};
     }
     return true;
 }
 
-/* Records of a group for columns 0 .. count-1 of a sequence of so many tokens: in range, and there from the column on
- * that the next token's window begins in. */
+/* Records of a group for columns 0 .. count-1 of a sequence of so many tokens: in range, and there from some column on,
+ * at the latest from the one that the next token's window begins in. */
 static bool check_records(const kvl_saved *saved, int32_t group, const int32_t *records, int64_t count, int64_t tokens)
 {
     int64_t before = saved->windows[group] ? tokens + 1 - saved->windows[group] : 0;
-    int64_t first = before > 0 ? before / saved->block_size : 0;
-    for (int64_t i = 0; i < count; i++) {
-        if (records[i] >= saved->num_records[group] || records[i] < (i >= first ? 0 : KVLEAF_NO_BLOCK))
+    int64_t needed = before > 0 ? before / saved->block_size : 0, first = 0;
+    while (first < count && first < needed && records[first] == KVLEAF_NO_BLOCK)
+        first++;
+    for (int64_t i = first; i < count; i++)
+        if (records[i] < 0 || records[i] >= saved->num_records[group])
             return false;
-    }
     return true;
 }
 
@@ -144,7 +143,7 @@ static bool take_seq(cursor *c, const kvl_saved *saved, kvl_saved_seq *seq)
     seq->no_prefix = fields[1];
     int64_t columns = kvl_ceil_div(seq->tokens, saved->block_size);
     seq->ids = take_array(c, (uint64_t)seq->known);
-    seq->content = take_array64(c, 2 * (uint64_t)columns);
+    seq->content = take_contents(c, (uint64_t)columns);
     seq->records = c->cut ? NULL : take_array(c, (uint64_t)columns * (uint64_t)saved->num_groups);
     for (int32_t group = 0; seq->records && group < saved->num_groups; group++) {
         if (!check_records(saved, group, seq->records + group * columns, columns, seq->tokens))
@@ -157,13 +156,13 @@ static bool take_entry(cursor *c, const kvl_saved *saved, int32_t at, kvl_saved_
 {
     entry->salt = take64(c);
     entry->ttl_ms = take64(c);
-    entry->content[0] = take64(c);
-    entry->content[1] = take64(c);
+    const kvl_content *content = take_contents(c, 1);
     const int32_t *fields = take_array(c, 2);
     entry->ids = take_array(c, (uint64_t)saved->block_size);
     entry->records = take_array(c, (uint64_t)saved->num_groups);
-    if (c->cut || fields[0] < -1 || fields[0] >= at)
+    if (c->cut || fields[0] < KVL_NO_ENTRY || fields[0] >= at)
         return false;
+    entry->content = *content;
     entry->parent = fields[0];
     entry->priority = fields[1];
     for (int32_t group = 0; group < saved->num_groups; group++) {

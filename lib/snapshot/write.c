@@ -28,6 +28,14 @@ static void put_array(kvl_text *out, const int32_t *values, int64_t count)
         put32(out, 0);
 }
 
+static void put_content(kvl_text *out, const kvl_content *content)
+{
+    put64(out, content->digest[0]);
+    put64(out, content->digest[1]);
+    put32(out, content->end);
+    put32(out, 0);
+}
+
 static void put_seq(kvl_text *out, const kvl_saved *saved, const kvl_saved_seq *seq)
 {
     int64_t columns = kvl_ceil_div(seq->tokens, saved->block_size);
@@ -39,8 +47,8 @@ static void put_seq(kvl_text *out, const kvl_saved *saved, const kvl_saved_seq *
     put32(out, seq->priority);
     put32(out, seq->no_prefix);
     put_array(out, seq->ids, seq->known);
-    for (int64_t i = 0; i < 2 * columns; i++)
-        put64(out, seq->content[i]);
+    for (int64_t i = 0; i < columns; i++)
+        put_content(out, &seq->content[i]);
     put_array(out, seq->records, saved->num_groups * columns);
 }
 
@@ -48,8 +56,7 @@ static void put_entry(kvl_text *out, const kvl_saved *saved, const kvl_saved_ent
 {
     put64(out, entry->salt);
     put64(out, entry->ttl_ms);
-    put64(out, entry->content[0]);
-    put64(out, entry->content[1]);
+    put_content(out, &entry->content);
     put32(out, entry->parent);
     put32(out, entry->priority);
     put_array(out, entry->ids, saved->block_size);
@@ -64,15 +71,16 @@ static void put_description(kvl_text *out, const kvl_snapshot *snapshot)
     put_array(out, counts, 6);
     for (int32_t i = 0; i < saved->num_groups; i++) {
         const kvl_snapshot_group *g = &snapshot->groups[i];
-        const int32_t fields[] = {g->num_layers, g->num_kv_heads, g->head_dim_k, g->head_dim_v, g->dtype, g->window};
-        put_array(out, fields, 6);
+        const int32_t fields[] = {g->num_layers, g->num_heads, g->num_kv_heads, g->head_dim_k,
+                                  g->head_dim_v, g->dtype,     g->window,       0};
+        put_array(out, fields, 8);
         put64(out, (uint64_t)g->token_bytes);
         put64(out, (uint64_t)g->num_records);
     }
     for (int32_t i = 0; i < snapshot->num_layers; i++) {
         const kvl_snapshot_layer *l = &snapshot->layers[i];
-        const int32_t fields[] = {l->num_heads, l->num_kv_heads, l->head_dim_k, l->head_dim_v, l->window, l->kv_layer};
-        put_array(out, fields, 6);
+        const int32_t fields[] = {l->group, l->pool_layer, l->owns, l->softmax_scale};
+        put_array(out, fields, 4);
     }
     for (int32_t i = 0; i < saved->num_seqs; i++)
         put_seq(out, saved, &saved->seqs[i]);
