@@ -9,6 +9,7 @@
 #include <kvleaf/cache.h>
 #include <kvleaf/device.h>
 #include <kvleaf/pool.h>
+#include <kvleaf/snapshot.h>
 #include <kvleaf/status.h>
 
 #endif
