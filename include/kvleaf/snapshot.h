@@ -39,8 +39,8 @@ KVLEAF_API kvleaf_status kvleaf_snapshot_save(kvleaf_cache *cache, const char *p
 
 /* Makes the file's sequences in the order in which they were saved, in seqs[capacity], *count of them, and puts its
  * prefix cache into the index (left aside where the cache has none). What shared blocks shares them again; what the
- * cache's index holds already is shared with it, not stored twice. All or nothing; cached blocks that were evicted for a
- * load that fails afterwards stay evicted. INVALID: a path that can't be read. CORRUPT: cut, altered, or no snapshot.
+ * cache's index holds already is shared with it, not stored twice. All or nothing; cached blocks that were evicted for
+ * a load that fails afterwards stay evicted. INVALID: a path that can't be read. CORRUPT: cut, altered, or no snapshot.
  * UNSUPPORTED: of a later version. FOREIGN: of another block size, layer table or dtype. TOO_SMALL: `capacity` (*count
  * is set), or max_sequences, or max_context. NO_BLOCKS. NO_MEMORY, DEVICE. */
 KVLEAF_API kvleaf_status kvleaf_snapshot_load(kvleaf_cache *cache, const char *path, kvleaf_seq *seqs,

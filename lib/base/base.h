@@ -80,8 +80,8 @@ bool kvl_file_read(const kvleaf_allocator *allocator, const char *path, char **d
 bool kvl_file_replace(const char *path, const void *data, size_t size);
 void kvl_file_remove(const char *path);
 
-/* A file read or written in pieces. Opening and creating: INVALID where the path can't be, NO_MEMORY. What is created is
- * written beside and stands in its place after kvl_file_close(file, true), which answers whether it does; closed
+/* A file read or written in pieces. Opening and creating: INVALID where the path can't be, NO_MEMORY. What is created
+ * is written beside and stands in its place after kvl_file_close(file, true), which answers whether it does; closed
  * otherwise it leaves nothing. Closing takes NULL. */
 typedef struct kvl_file kvl_file;
 kvleaf_status kvl_file_open(const kvleaf_allocator *allocator, const char *path, kvl_file **out, uint64_t *size);
