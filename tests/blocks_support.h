@@ -184,7 +184,7 @@ static inline void expect_from_sequences(const kvleaf_blocks *blocks, int32_t gr
     for (int32_t i = 0; i < blocks->max_sequences; i++) {
         const kvl_sequence *sequence = &blocks->sequences[i];
         const int32_t *table = kvl_sequence_table(sequence, group);
-        if (sequence->next_unused != KVL_UNLISTED)
+        if (sequence->next_unused != KVL_UNLISTED || sequence->residence == KVL_SWAPPED)
             continue;
         for (int32_t j = 0; j < sequence->first_held[group]; j++)
             assert_int_equal(table[j], KVLEAF_NO_BLOCK);
@@ -292,6 +292,39 @@ static inline void check_group(const kvleaf_blocks *blocks, int32_t number, int3
     free(listed);
 }
 
+/* Host blocks: those of the swapped sequences, and links that both sides know. */
+static inline void check_hosts(const kvleaf_blocks *blocks, int32_t number)
+{
+    const kvl_group *group = &blocks->groups[number];
+    int32_t *references = calloc((size_t)group->num_hosts + 1, sizeof *references), used = 0, unused = 0;
+    for (int32_t i = 0; i < blocks->max_sequences; i++) {
+        const kvl_sequence *sequence = &blocks->sequences[i];
+        if (sequence->next_unused != KVL_UNLISTED || sequence->residence != KVL_SWAPPED)
+            continue;
+        for (int32_t j = sequence->first_held[number]; j < sequence->count; j++) {
+            assert_in_range(kvl_sequence_table(sequence, number)[j], 0, group->num_hosts - 1);
+            references[kvl_sequence_table(sequence, number)[j]]++;
+        }
+    }
+    for (int32_t i = 0; i < group->num_hosts; i++) {
+        const kvl_host_block *host = &group->hosts[i];
+        assert_int_equal(host->references, references[i]);
+        assert_true(host->block == KVLEAF_NO_BLOCK || (references[i] > 0 && group->blocks[host->block].host == i));
+        used += references[i] > 0;
+    }
+    for (int32_t i = 0; i < group->num_blocks; i++)
+        if (group->blocks[i].host != KVL_NO_HOST)
+            assert_int_equal(group->hosts[group->blocks[i].host].block, i);
+    for (int32_t at = group->first_unused_host; at != KVL_NO_HOST; at = group->hosts[at].next_unused)
+        unused++;
+    kvleaf_blocks_stats stats = {.struct_size = sizeof stats};
+    assert_ok(kvleaf_blocks_query_group(blocks, number, &stats));
+    assert_int_equal(used + unused, group->num_hosts);
+    assert_int_equal(stats.host_total, group->num_hosts);
+    assert_int_equal(stats.host_used, used);
+    free(references);
+}
+
 /* An entry is where it must be found, once, and knows its neighbours and blocks. */
 static inline void check_entry(const kvleaf_blocks *blocks, int32_t at)
 {
@@ -345,13 +378,14 @@ static inline void check_index(const kvleaf_blocks *blocks)
 /* What the parts of a manager must say of each other at all times. `withheld` blocks were left out of free_order. */
 static inline void check_blocks(const kvleaf_blocks *blocks, int32_t withheld)
 {
-    int32_t live = 0;
+    int32_t live = 0, swapped = 0;
     int64_t tokens = 0;
     for (int32_t i = 0; i < blocks->max_sequences; i++) {
         const kvl_sequence *sequence = &blocks->sequences[i];
         if (sequence->next_unused != KVL_UNLISTED)
             continue;
         live++;
+        swapped += sequence->residence == KVL_SWAPPED;
         tokens += sequence->extended;
         assert_true(0 <= sequence->committed && sequence->committed <= sequence->planned &&
                     sequence->planned <= sequence->extended);
@@ -362,6 +396,7 @@ static inline void check_blocks(const kvleaf_blocks *blocks, int32_t withheld)
     for (int32_t i = 0; i < blocks->num_groups; i++) {
         kvleaf_blocks_stats part = {.struct_size = sizeof part};
         check_group(blocks, i, withheld);
+        check_hosts(blocks, i);
         assert_ok(kvleaf_blocks_query_group(blocks, i, &part));
         sum.total += part.total;
         sum.used += part.used;
@@ -370,6 +405,8 @@ static inline void check_blocks(const kvleaf_blocks *blocks, int32_t withheld)
         sum.pinned += part.pinned;
         sum.indexed += part.indexed;
         sum.evictions += part.evictions;
+        sum.swapped_out += part.swapped_out;
+        sum.swapped_in += part.swapped_in;
         sum.slots_wasted += part.slots_wasted;
         sum.copies += part.copies;
         assert_int_equal(part.sequences, live);
@@ -384,7 +421,10 @@ static inline void check_blocks(const kvleaf_blocks *blocks, int32_t withheld)
     assert_int_equal(all.evictions, sum.evictions);
     assert_int_equal(all.slots_wasted, sum.slots_wasted);
     assert_int_equal(all.copies, sum.copies);
+    assert_int_equal(all.swapped_out, sum.swapped_out);
+    assert_int_equal(all.swapped_in, sum.swapped_in);
     assert_int_equal(all.sequences, live);
+    assert_int_equal(all.swapped, swapped);
     assert_int_equal(all.tokens, tokens);
 }
 

@@ -2,7 +2,7 @@
 #ifndef KVLEAF_BLOCKS_H
 #define KVLEAF_BLOCKS_H
 
-/* The block manager: free list, reference counts, sequences, block tables, copy-on-write, prefix cache, eviction,
+/* The block manager: free list, reference counts, sequences, block tables, copy-on-write, prefix cache, eviction, swap,
  * accounting. Host only: nothing here needs OpenCL, so a scheduler process can use it alone (libkvleaf-blocks).
  *
  * A sequence has three lengths in tokens, committed <= planned <= extended. `extend` takes blocks for new tokens,
@@ -41,6 +41,7 @@ typedef struct kvleaf_block_group {
     const int32_t *free_order;   /* the blocks to hand out, in this order; copied; NULL = 0 .. num_blocks-1 */
     int32_t free_count;          /* entries of free_order; blocks it leaves out are never handed out and count as
                                     used. 0 with free_order NULL = num_blocks */
+    int32_t swap_blocks;         /* blocks that the host memory for swapped sequences holds; 0 = no swap */
 } kvleaf_block_group;
 
 /* A cached block as an eviction policy sees it. */
@@ -88,12 +89,13 @@ typedef struct kvleaf_blocks_params {
     uint32_t struct_size;
     int32_t num_blocks;          /* 1 .. 2^31-1 */
     int32_t block_size;          /* tokens a block, 1 .. 256; 0 = 16 */
-    int32_t max_sequences;       /* live at once; 0 = 256 */
+    int32_t max_sequences;       /* live at once, swapped ones included; 0 = 256 */
     int32_t max_blocks_per_seq;  /* columns of a block table; 0 = the largest group's num_blocks */
-    const int32_t *free_order;   /* as kvleaf_block_group, and so are free_count and window */
+    const int32_t *free_order;   /* as kvleaf_block_group, and so are the next, window and swap_blocks */
     int32_t free_count;
     kvleaf_allocator allocator;
     int32_t window;
+    int32_t swap_blocks;
     const kvleaf_block_group *groups; /* [num_groups], copied; NULL = one group of the fields above */
     int32_t num_groups;          /* 1 .. 16; 0 with groups NULL */
     int32_t no_prefix_cache;     /* 1 = nothing is indexed */
@@ -146,14 +148,22 @@ typedef struct kvleaf_block_copy {
     int32_t src, dst;
 } kvleaf_block_copy;
 
+/* A block that goes to host memory or comes back. */
+typedef struct kvleaf_swap_copy {
+    int32_t group, block;        /* on the device */
+    int32_t host;                /* in the host's memory for swapped blocks, 0 .. swap_blocks-1 of the group */
+} kvleaf_swap_copy;
+
 /* Counts of all groups together, or of one. */
 typedef struct kvleaf_blocks_stats {
     uint32_t struct_size;
     int32_t total, used, cached, free;   /* blocks; total = used + cached + free after every call */
     int32_t pinned;                      /* of used: no sequence refers to them; sources of pending copies, and
                                             kvleaf_blocks_pin, the ones before a pinned one in the index included */
-    int32_t sequences;                   /* live */
+    int32_t sequences;                   /* live, swapped ones included */
+    int32_t swapped;                     /* of these */
     int32_t indexed;                     /* blocks that the prefix index finds, used ones included */
+    int32_t host_total, host_used;       /* blocks of host memory for swapped sequences */
     int64_t tokens;                      /* extended lengths of all sequences, shared tokens counted once a sequence */
     int64_t slots_wasted;                /* slots of used blocks that hold no token of any sequence; blocks left out
                                             of free_order are not counted */
@@ -161,6 +171,7 @@ typedef struct kvleaf_blocks_stats {
     uint64_t copies;                     /* copy-on-write and partial-match copies handed out */
     uint64_t looked_up, hits;            /* tokens that extend was given ids for, and of these, found */
     uint64_t evictions;                  /* cached blocks taken for something else */
+    uint64_t swapped_out, swapped_in;    /* blocks copied */
 } kvleaf_blocks_stats;
 
 typedef struct kvleaf_seq_info {
@@ -172,6 +183,7 @@ typedef struct kvleaf_seq_info {
     uint64_t salt;
     int64_t cached;                         /* tokens that were found in the prefix cache, all extends together */
     int64_t known;                          /* leading tokens whose ids are known */
+    int32_t swapped;                        /* 1 = in host memory */
     int32_t peak_blocks;                    /* the most blocks it has held, all groups together */
 } kvleaf_seq_info;
 
@@ -190,7 +202,7 @@ KVLEAF_API kvleaf_status kvleaf_blocks_seq_create(kvleaf_blocks *blocks, const k
  * and indexed: whole blocks, then the longest match inside the next one (by a copy; among the 8 latest continuations,
  * up to the first span); at least one of the tokens is left to compute.
  * NO_BLOCKS: too few available, nothing changed. TOO_SMALL: beyond max_blocks_per_seq. BUSY: the sequence is in an open
- * plan. INVALID, FOREIGN, STALE. */
+ * plan, or swapped out. INVALID, FOREIGN, STALE. */
 KVLEAF_API kvleaf_status kvleaf_blocks_seq_extend(kvleaf_blocks *blocks, kvleaf_seq seq, const kvleaf_tokens *tokens,
                                                   int64_t *cached);
 
@@ -206,36 +218,45 @@ KVLEAF_API kvleaf_status kvleaf_blocks_prefix_clear(kvleaf_blocks *blocks);
 /* Says the ids of tokens `start` .. start + count - 1 that were extended without, or changes those of uncommitted
  * ones. Committed blocks that are full and known enter the index. INVALID: a range beyond the extended length, one that
  * would change a known committed id, or (where all groups have windows) ids that went with their blocks. BUSY: in an
- * open plan. */
+ * open plan, or swapped out. */
 KVLEAF_API kvleaf_status kvleaf_blocks_seq_set_ids(kvleaf_blocks *blocks, kvleaf_seq seq, int64_t start,
                                                    const int32_t *ids, int64_t count);
 
 /* Copies the ids of tokens start .. start + count - 1 to `ids`. INVALID: beyond the known ones, or (where all groups
- * have windows) ids that went with their blocks. */
+ * have windows) ids that went with their blocks. BUSY: swapped out. */
 KVLEAF_API kvleaf_status kvleaf_blocks_seq_ids(const kvleaf_blocks *blocks, kvleaf_seq seq, int64_t start,
                                                int32_t *ids, int64_t count);
 
-/* *out = whether an extend by `count` tokens would find its blocks now, prefix hits left aside. Changes nothing. */
+/* *out = whether an extend by `count` tokens would find its blocks now, prefix hits left aside. Changes nothing.
+ * BUSY: swapped out. */
 KVLEAF_API kvleaf_status kvleaf_blocks_can_extend(const kvleaf_blocks *blocks, kvleaf_seq seq, int64_t count,
                                                   bool *out);
 
 /* Makes *child share the first `pos` tokens of `seq`, and its params; no block is taken, the partial last one is shared
  * too. Works beside an open step of `seq`.
- * INVALID: pos < 0 or beyond the committed length, or so far back that a block in its window is gone. TOO_SMALL:
- * max_sequences are live. */
+ * INVALID: pos < 0 or beyond the committed length, or so far back that a block in its window is gone. BUSY: swapped
+ * out. TOO_SMALL: max_sequences are live. NO_MEMORY. */
 KVLEAF_API kvleaf_status kvleaf_blocks_seq_fork(kvleaf_blocks *blocks, kvleaf_seq seq, int64_t pos,
                                                 kvleaf_seq *child);
 
+/* Rearranges n live sequences at once, as a step of beam search does: afterwards seqs[i] holds what seqs[parents[i]]
+ * held before, its `user` apart. Only reference counts change; a parent that nobody names gives its blocks back, last.
+ * INVALID: a parent out of 0 .. n-1, a sequence twice, one with uncommitted tokens. BUSY: in an open plan, or swapped
+ * out. NO_MEMORY. */
+KVLEAF_API kvleaf_status kvleaf_blocks_seq_rearrange(kvleaf_blocks *blocks, const kvleaf_seq *seqs,
+                                                     const int32_t *parents, int32_t n);
+
 /* Cuts the sequence to `length` tokens (all three lengths) and gives the blocks behind back, deepest first.
  * INVALID: length < 0 or beyond the extended length, or so far back that a block in its window is gone (0 is always
- * right). BUSY: in an open plan. */
+ * right). BUSY: in an open plan, or swapped out. */
 KVLEAF_API kvleaf_status kvleaf_blocks_seq_truncate(kvleaf_blocks *blocks, kvleaf_seq seq, int64_t length);
 
 /* Destroys the sequence, gives its blocks back, sets *seq to 0. STALE: destroyed before. BUSY: in an open plan. */
 KVLEAF_API kvleaf_status kvleaf_blocks_seq_destroy(kvleaf_blocks *blocks, kvleaf_seq *seq);
 
 /* Copies up to `capacity` block ids of the sequence's table in a group to `table` and sets *count to the number in use.
- * TOO_SMALL: capacity < *count (then nothing is copied; *count is set). `table` may be NULL with capacity 0. */
+ * TOO_SMALL: capacity < *count (then nothing is copied; *count is set). `table` may be NULL with capacity 0. BUSY:
+ * swapped out. */
 KVLEAF_API kvleaf_status kvleaf_blocks_seq_table(const kvleaf_blocks *blocks, kvleaf_seq seq, int32_t group,
                                                  int32_t *table, int32_t capacity, int32_t *count);
 
@@ -268,9 +289,23 @@ typedef enum kvleaf_format {
 KVLEAF_API kvleaf_status kvleaf_blocks_describe(const kvleaf_blocks *blocks, kvleaf_format format, char *buffer,
                                                 size_t capacity, size_t *size);
 
+/* Begins to swap a sequence to host memory (out) or back. *copies: the blocks to copy, valid until swap_end; a block
+ * that sequences share goes once, and one that is still on the device when it is wanted back is not copied. Between
+ * begin and end no other call on the manager. While it is out, a sequence can only be queried, swapped in and
+ * destroyed. Out: NO_BLOCKS: host memory is full; UNSUPPORTED: a group without swap_blocks; INVALID: out already.
+ * Back: NO_BLOCKS; INVALID: not out. BUSY: in an open plan, or a pending copy fills one of its blocks. */
+KVLEAF_API kvleaf_status kvleaf_blocks_swap_out(kvleaf_blocks *blocks, kvleaf_seq seq, const kvleaf_swap_copy **copies,
+                                                int32_t *count);
+KVLEAF_API kvleaf_status kvleaf_blocks_swap_in(kvleaf_blocks *blocks, kvleaf_seq seq, const kvleaf_swap_copy **copies,
+                                               int32_t *count);
+/* Ends it: `done` says that the copies were made or enqueued (before anything that could write those blocks); false
+ * returns to before the begin, but cached blocks that were evicted for it stay evicted, and are free. INVALID: no swap
+ * of the sequence has begun. */
+KVLEAF_API kvleaf_status kvleaf_blocks_swap_end(kvleaf_blocks *blocks, kvleaf_seq seq, bool done);
+
 /* Opens a step for n distinct sequences: num_q[i] of the tokens behind the committed length are computed by it
  * (1 .. extended - committed). All or nothing. INVALID: a num_q out of range, a sequence twice. BUSY: a sequence is
- * in another open step. */
+ * in another open step, or swapped out. */
 KVLEAF_API kvleaf_status kvleaf_blocks_step_begin(kvleaf_blocks *blocks, const kvleaf_seq *seqs, const int32_t *num_q,
                                                   int32_t n);
 

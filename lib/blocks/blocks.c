@@ -27,6 +27,8 @@ static kvleaf_status check_group(const kvleaf_block_group *group)
         return kvl_fail_range("num_blocks", group->num_blocks, 1, INT32_MAX);
     if (group->window < 0)
         return kvl_fail_range("window", group->window, 0, INT32_MAX);
+    if (group->swap_blocks < 0)
+        return kvl_fail_range("swap_blocks", group->swap_blocks, 0, INT32_MAX);
     if (group->free_count < 0 || group->free_count > group->num_blocks)
         return kvl_fail_range("free_count", group->free_count, 0, group->num_blocks);
     if (!group->free_order && group->free_count > 0)
@@ -60,21 +62,15 @@ static kvleaf_status check_params(const kvleaf_blocks_params *params, const kvle
 
 static kvleaf_status make_sequences(kvleaf_blocks *blocks)
 {
-    size_t count = (size_t)blocks->max_sequences, groups = (size_t)blocks->num_groups;
+    size_t count = (size_t)blocks->max_sequences;
     uint64_t bits = distinct_bits(blocks);
     blocks->tag = kvl_handle_tag(bits);
     blocks->sequences = kvl_alloc(&blocks->allocator, count, sizeof *blocks->sequences);
     if (!blocks->sequences)
         return kvl_fail_memory(count * sizeof *blocks->sequences);
-    blocks->marks = kvl_alloc(&blocks->allocator, 2 * count * groups, sizeof *blocks->marks);
-    if (!blocks->marks)
-        return kvl_fail_memory(2 * count * groups * sizeof *blocks->marks);
     for (int32_t i = 0; i < blocks->max_sequences; i++) {
-        kvl_sequence *sequence = &blocks->sequences[i];
-        sequence->first_changed = blocks->marks + 2 * groups * (size_t)i;
-        sequence->first_held = sequence->first_changed + groups;
-        sequence->generation = kvl_handle_next((uint32_t)bits);
-        sequence->next_unused = i + 1 < blocks->max_sequences ? i + 1 : KVL_LIST_END;
+        blocks->sequences[i].generation = kvl_handle_next((uint32_t)bits);
+        blocks->sequences[i].next_unused = i + 1 < blocks->max_sequences ? i + 1 : KVL_LIST_END;
     }
     return KVLEAF_OK;
 }
@@ -123,6 +119,10 @@ static kvleaf_status fill_blocks(kvleaf_blocks *blocks, const kvleaf_blocks_para
         status = kvl_group_create(blocks, i, &groups[i]);
     if (!status)
         status = make_tokens(blocks);
+    for (int32_t i = 0; !status && i < num_groups; i++)
+        status = kvl_swap_create_group(blocks, i, groups[i].swap_blocks);
+    if (!status)
+        status = kvl_swap_create(blocks);
     if (!status && !params->no_prefix_cache)
         status = kvl_index_create(blocks);
     return status;
@@ -139,6 +139,7 @@ kvleaf_status kvleaf_blocks_create(const kvleaf_blocks_params *params, kvleaf_bl
     const kvleaf_block_group only = {
         .num_blocks = params->num_blocks,
         .window = params->window,
+        .swap_blocks = params->swap_blocks,
         .free_order = params->free_order,
         .free_count = params->free_count,
     };
@@ -167,14 +168,17 @@ void kvleaf_blocks_destroy(kvleaf_blocks **blocks)
         return;
     kvleaf_blocks *gone = *blocks;
     kvleaf_allocator allocator = gone->allocator;
-    for (int32_t i = 0; gone->sequences && i < gone->max_sequences; i++)
+    for (int32_t i = 0; gone->sequences && i < gone->max_sequences; i++) {
         kvl_free(&allocator, gone->sequences[i].table);
+        kvl_free(&allocator, gone->sequences[i].spare);
+    }
     for (int32_t i = 0; i < gone->num_groups; i++)
         kvl_group_destroy(gone, i);
     kvl_index_destroy(gone);
     kvl_free(&allocator, gone->contents);
     kvl_free(&allocator, gone->ids);
-    kvl_free(&allocator, gone->marks);
+    kvl_swap_destroy(gone);
+    kvl_free(&allocator, gone->before);
     kvl_free(&allocator, gone->sequences);
     kvl_free(&allocator, gone);
     *blocks = NULL;
@@ -188,7 +192,7 @@ static int64_t empty_slots(const kvleaf_blocks *blocks, int32_t group)
     for (int32_t pass = 0; pass < 2; pass++) {
         for (int32_t i = 0; i < blocks->max_sequences; i++) {
             const kvl_sequence *sequence = &blocks->sequences[i];
-            if (sequence->next_unused != KVL_UNLISTED || sequence->count == 0)
+            if (sequence->next_unused != KVL_UNLISTED || sequence->count == 0 || sequence->residence == KVL_SWAPPED)
                 continue;
             int32_t block = kvl_sequence_table(sequence, group)[sequence->count - 1];
             if (block == KVLEAF_NO_BLOCK)
@@ -217,6 +221,10 @@ static void add_group(const kvleaf_blocks *blocks, int32_t number, kvleaf_blocks
     stats->free += group->free.count;
     stats->indexed += group->indexed;
     stats->evictions += group->evictions;
+    stats->host_total += group->num_hosts;
+    stats->host_used += group->hosts_used;
+    stats->swapped_out += group->swapped_out;
+    stats->swapped_in += group->swapped_in;
     stats->pinned += group->pinned;
     stats->slots_wasted += empty_slots(blocks, number) + (int64_t)group->pinned * blocks->block_size;
     stats->copies += group->copies_done;
@@ -231,6 +239,7 @@ static kvleaf_status fill_stats(const kvleaf_blocks *blocks, int32_t first, int3
     *stats = (kvleaf_blocks_stats){
         .struct_size = sizeof *stats,
         .sequences = blocks->live,
+        .swapped = blocks->swap.sequences,
         .tokens = blocks->tokens,
         .looked_up = blocks->looked_up,
         .hits = blocks->hits,

@@ -27,6 +27,7 @@ enum {
     KVL_UNLISTED = -2,
     KVL_NO_COPY = -1,
     KVL_NO_ENTRY = -1,
+    KVL_NO_HOST = -1,
     KVL_MAX_GROUPS = 16,
     KVL_PRIORITIES = KVLEAF_PRIORITY_HIGH - KVLEAF_PRIORITY_LOW + 1
 };
@@ -43,6 +44,7 @@ typedef struct kvl_block {
     int32_t user_pins;          /* kvleaf_blocks_pin */
     int32_t holds;              /* these, and those of the indexed blocks behind it */
     int32_t entry;              /* what finds it in the prefix index, or KVL_NO_ENTRY */
+    int32_t host;               /* the host block that holds the same, or KVL_NO_HOST */
     int32_t priority;           /* these three from when it lost its last reference */
     uint64_t last_use, expires; /* milliseconds; expires 0 = never */
     int32_t tails, tail_tokens; /* work space of kvleaf_blocks_query, 0 outside it */
@@ -62,6 +64,13 @@ bool kvl_list_give(kvl_block_list *list, int32_t block);
 /* Takes a block from wherever it is. False, and nothing is changed, where it is not listed. */
 bool kvl_list_remove(kvl_block_list *list, int32_t block);
 
+/* A block of host memory for swapped sequences. */
+typedef struct kvl_host_block {
+    int32_t references;  /* swapped sequences whose table holds it */
+    int32_t block;       /* the block that holds the same, or KVLEAF_NO_BLOCK */
+    int32_t next_unused; /* in the list of unused ones */
+} kvl_host_block;
+
 /* The blocks of one group. */
 typedef struct kvl_group {
     int32_t num_blocks;
@@ -76,6 +85,9 @@ typedef struct kvl_group {
     kvleaf_block_copy *copies; /* [max_sequences], pending: a sequence's table holds the destination of one at most */
     int32_t num_copies;
     uint64_t copies_done, evictions;
+    kvl_host_block *hosts; /* [num_hosts] */
+    int32_t num_hosts, hosts_used, first_unused_host;
+    uint64_t swapped_out, swapped_in; /* blocks copied */
 } kvl_group;
 
 /* What spans say of the tokens of a block: a digest of what they said slot by slot, 0 where they said nothing. */
@@ -96,6 +108,30 @@ typedef struct kvl_index {
     bool one_hash; /* all hashes are the same: for tests */
 } kvl_index;
 
+typedef enum kvl_residence {
+    KVL_RESIDENT,
+    KVL_LEAVING, /* between the begin and the end of a swap */
+    KVL_SWAPPED, /* its tables name host blocks */
+    KVL_RETURNING
+} kvl_residence;
+
+/* What an entry of a table becomes by the swap that is open. */
+typedef struct kvl_swap_entry {
+    int32_t group, index, host;
+    int32_t block;
+    bool found; /* the block holds the same already */
+} kvl_swap_entry;
+
+/* The swap that is open, and the memory of all: as many entries as host blocks. */
+typedef struct kvl_swap {
+    kvl_swap_entry *entries;
+    kvleaf_swap_copy *copies;
+    int32_t num_entries, num_copies;
+    int32_t *ids;          /* [host blocks of the primary group][block_size] */
+    kvl_content *contents; /* [host blocks of the primary group] */
+    int32_t sequences;     /* swapped out */
+} kvl_swap;
+
 typedef struct kvl_sequence {
     int64_t committed, planned, extended; /* planned > committed if and only if it is in an open step */
     int64_t known;                        /* leading tokens whose ids are known */
@@ -104,14 +140,17 @@ typedef struct kvl_sequence {
     uint64_t mark;  /* the last call over several sequences that named it: finds one that is named twice */
     int32_t *table; /* [num_groups][capacity], kept by the slot when its sequence is destroyed */
     int32_t capacity;
-    int32_t count;          /* of each group's entries: ceil(extended / block_size) */
-    int32_t *first_changed; /* [num_groups]: entries from here on differ from what kvl_sequence_uploaded was told of;
-                               that an entry left a window does not count */
-    int32_t *first_held;    /* [num_groups]: entries before it are KVLEAF_NO_BLOCK */
-    int32_t indexed;        /* leading blocks whose entries, or identical ones, are in the index ... */
-    int32_t tip;            /* ... the last of them ... */
-    uint64_t tip_serial;    /* ... if it still has this serial */
-    bool outdated;          /* it has tokens from before kvleaf_blocks_prefix_clear */
+    int32_t *spare; /* [num_groups][spare_capacity]: the table it takes next, by kvleaf_blocks_seq_rearrange */
+    int32_t spare_capacity;
+    int32_t count;                         /* of each group's entries: ceil(extended / block_size) */
+    int32_t first_changed[KVL_MAX_GROUPS]; /* entries from here on differ from what kvl_sequence_uploaded was told of;
+                                              that an entry left a window does not count */
+    int32_t first_held[KVL_MAX_GROUPS];    /* entries before it are KVLEAF_NO_BLOCK */
+    int32_t indexed;                       /* leading blocks whose entries, or identical ones, are in the index ... */
+    int32_t tip;                           /* ... the last of them ... */
+    uint64_t tip_serial;                   /* ... if it still has this serial */
+    bool outdated;                         /* it has tokens from before kvleaf_blocks_prefix_clear */
+    kvl_residence residence;
     int32_t peak_blocks;
     uint32_t generation;
     int32_t next_unused; /* in the list of unused slots; KVL_UNLISTED while it is live */
@@ -127,8 +166,10 @@ struct kvleaf_blocks {
     int32_t *ids;            /* [blocks of the primary group][block_size] */
     kvl_content *contents;   /* [blocks of the primary group] */
     kvl_sequence *sequences; /* [max_sequences] */
-    int32_t *marks;          /* [max_sequences][2][num_groups]: the sequences' first_changed and first_held */
-    int32_t first_unused;    /* last in, first out, so that a warm table is used again */
+    kvl_sequence *before;    /* [before_capacity]: work space of kvleaf_blocks_seq_rearrange */
+    int32_t before_capacity;
+    kvl_swap swap;
+    int32_t first_unused; /* last in, first out, so that a warm table is used again */
     int32_t live;
     int64_t tokens;
     uint64_t mark;
@@ -156,7 +197,13 @@ static inline int32_t *kvl_sequence_table(const kvl_sequence *sequence, int32_t 
 /* Notes that the first `count` entries of a group's table are known elsewhere now; 0 makes all count as changed. */
 void kvl_sequence_uploaded(kvl_sequence *sequence, int32_t group, int32_t count);
 
-/* As kvl_sequence_find; BUSY in an open step. */
+/* BUSY in an open step, or swapped out. */
+kvleaf_status kvl_sequence_check_idle(const kvl_sequence *sequence, kvleaf_seq seq);
+
+/* BUSY where it is swapped out. */
+kvleaf_status kvl_sequence_check_resident(const kvl_sequence *sequence, kvleaf_seq seq);
+
+/* As kvl_sequence_find, and checked to be idle. */
 kvleaf_status kvl_sequence_find_idle(const kvleaf_blocks *blocks, kvleaf_seq seq, kvl_sequence **out);
 
 /* The same for seqs[at]; INVALID where this call named it before. */
@@ -191,7 +238,8 @@ int32_t kvl_group_available(const kvl_group *group);
 /* Takes the first free block, or evicts a cached one, with one reference. The caller knows that there is one. */
 int32_t kvl_group_take(kvleaf_blocks *blocks, int32_t group);
 
-/* Adds a reference. The block is used or cached. */
+/* Adds a reference. What the block holds is worth it: it is used or cached, or free and still linked to a host block.
+ */
 void kvl_group_refer(kvleaf_blocks *blocks, int32_t group, int32_t block);
 
 /* Whether a reference to each of the ids can be dropped. INVALID for an id out of range or named more often than it has
@@ -235,6 +283,19 @@ static inline bool kvl_block_held(const kvl_block *block)
 {
     return block->pins > 0 || block->holds > 0;
 }
+
+/* swap.c: makes a group's host blocks, and the work space for all. */
+kvleaf_status kvl_swap_create_group(kvleaf_blocks *blocks, int32_t group, int32_t num_hosts);
+kvleaf_status kvl_swap_create(kvleaf_blocks *blocks);
+void kvl_swap_destroy(kvleaf_blocks *blocks);
+/* As kvleaf_blocks_swap_out and _in, but a pending copy may fill a block that leaves: the caller makes the pending
+ * copies before those of the swap. */
+kvleaf_status kvl_swap_begin(kvleaf_blocks *blocks, kvleaf_seq seq, bool out, const kvleaf_swap_copy **copies,
+                             int32_t *count);
+/* The block no longer holds what its host block does. */
+void kvl_swap_unlink(kvl_group *group, int32_t block);
+/* Gives back the host blocks of a swapped sequence, whose tables hold nothing then. */
+void kvl_swap_drop(kvleaf_blocks *blocks, kvl_sequence *sequence);
 
 static inline int32_t *kvl_block_ids(const kvleaf_blocks *blocks, int32_t block)
 {

@@ -37,7 +37,8 @@ static void look_at_group(kvl_picture *picture, int32_t group)
 static void look_at_sequence(kvl_picture *picture, int32_t group, const kvl_sequence *sequence)
 {
     const int32_t *table = kvl_sequence_table(sequence, group), block_size = picture->blocks->block_size;
-    for (int32_t i = 0; i < sequence->count; i++) {
+    int32_t count = sequence->residence == KVL_SWAPPED ? 0 : sequence->count;
+    for (int32_t i = 0; i < count; i++) {
         if (table[i] == KVLEAF_NO_BLOCK)
             continue;
         kvl_look *look = &picture->looks[group][table[i]];
@@ -152,10 +153,11 @@ static void put_sequence(kvl_picture *picture, const kvl_sequence *sequence)
 {
     const kvleaf_blocks *blocks = picture->blocks;
     int32_t slot = kvl_sequence_slot(blocks, sequence);
-    kvl_picture_put(picture, "%c sequence %d: %lld tokens, %lld committed, user %llu\n", sequence_letter(slot), slot,
+    bool swapped = sequence->residence == KVL_SWAPPED;
+    kvl_picture_put(picture, "%c sequence %d: %lld tokens, %lld committed, user %llu%s\n", sequence_letter(slot), slot,
                     (long long)sequence->extended, (long long)sequence->committed,
-                    (unsigned long long)sequence->params.user);
-    for (int32_t group = 0; group < blocks->num_groups; group++)
+                    (unsigned long long)sequence->params.user, swapped ? ", swapped out" : "");
+    for (int32_t group = 0; !swapped && group < blocks->num_groups; group++)
         put_table(picture, kvl_sequence_table(sequence, group), sequence->count);
 }
 

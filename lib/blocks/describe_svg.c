@@ -171,7 +171,7 @@ static int put_sequence(kvl_picture *p, const cells *c, const kvl_sequence *sequ
         for (int32_t i = 0; i < sequence->count; i++) {
             int64_t behind = sequence->extended - (int64_t)i * blocks->block_size;
             int x = TABLE_LEFT + i % c->columns * c->step_x, at = y + i / c->columns * c->step_y;
-            if (table[i] == KVLEAF_NO_BLOCK)
+            if (table[i] == KVLEAF_NO_BLOCK || sequence->residence == KVL_SWAPPED)
                 put_rect(p, x, at, c->width, c->height, "free");
             else
                 put_blocks(p, &p->looks[group][table[i]], c, x, at, 1,

@@ -106,6 +106,7 @@ static void open_last_block(kvleaf_blocks *blocks, kvl_sequence *sequence, const
     if (!growth->groups[group].copy) {
         if (blocks->groups[group].blocks[block].entry != KVL_NO_ENTRY)
             kvl_index_leave(blocks, group, block);
+        kvl_swap_unlink(&blocks->groups[group], block);
         return;
     }
     /* Only committed tokens are worth copying; whatever lies behind them is still to be computed. */
@@ -232,6 +233,8 @@ kvleaf_status kvleaf_blocks_can_extend(const kvleaf_blocks *blocks, kvleaf_seq s
 {
     kvl_sequence *sequence = NULL;
     kvleaf_status status = kvl_sequence_find(blocks, seq, &sequence);
+    if (!status)
+        status = kvl_sequence_check_resident(sequence, seq);
     if (status)
         return status;
     if (!out)

@@ -36,6 +36,7 @@ kvleaf_status kvl_group_create(kvleaf_blocks *blocks, int32_t number, const kvle
         group->blocks[i].next = KVL_UNLISTED;
         group->blocks[i].copy = KVL_NO_COPY;
         group->blocks[i].entry = KVL_NO_ENTRY;
+        group->blocks[i].host = KVL_NO_HOST;
     }
     return fill_lists(group, params->free_order, params->free_order ? params->free_count : params->num_blocks);
 }
@@ -72,6 +73,7 @@ int32_t kvl_group_take(kvleaf_blocks *blocks, int32_t number)
         kvl_group_unlist(blocks, number, id);
     }
     group->blocks[id].references = 1;
+    kvl_swap_unlink(group, id);
     return id;
 }
 

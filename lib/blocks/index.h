@@ -49,6 +49,9 @@ void kvl_index_leave(kvleaf_blocks *blocks, int32_t group, int32_t block);
 /* The block of an entry in a group, or KVLEAF_NO_BLOCK. */
 int32_t kvl_index_block(const kvleaf_blocks *blocks, int32_t entry, int32_t group);
 
+/* Whether a group still has its block of an entry, and its time is not over. */
+bool kvl_index_is_there(const kvleaf_blocks *blocks, int32_t entry, int32_t group);
+
 /* The first child, the latest, of an entry, or the first root of a salt. Roots of other salts stand between. */
 int32_t kvl_index_first(const kvleaf_blocks *blocks, int32_t parent, uint64_t salt);
 

@@ -2,8 +2,7 @@
 /* What of some tokens the prefix index holds. */
 #include "blocks/index.h"
 
-/* Whether a group still has its block of an entry. */
-static bool is_there(const kvleaf_blocks *blocks, int32_t entry, int32_t group)
+bool kvl_index_is_there(const kvleaf_blocks *blocks, int32_t entry, int32_t group)
 {
     int32_t block = kvl_index_block(blocks, entry, group);
     return block != KVLEAF_NO_BLOCK && !kvl_group_expired(blocks, group, block);
@@ -44,7 +43,7 @@ static void find_partial(const kvleaf_blocks *blocks, uint64_t salt, const kvlea
         looked_at++;
         bool usable = entries[at].digest[0] == 0 && entries[at].digest[1] == 0;
         for (int32_t i = 0; usable && i < blocks->num_groups; i++)
-            usable = is_there(blocks, at, i);
+            usable = kvl_index_is_there(blocks, at, i);
         int32_t common = usable ? common_tokens(blocks, at, tokens->ids + from, most) : 0;
         if (common > match->partial_tokens) {
             match->partial = at;
@@ -76,7 +75,7 @@ kvl_match kvl_match_find(const kvleaf_blocks *blocks, uint64_t salt, int32_t dep
         if (entry == KVL_NO_ENTRY || kvl_group_expired(blocks, blocks->primary, entry))
             break;
         for (int32_t group = 0; group < blocks->num_groups; group++)
-            if (!is_there(blocks, entry, group))
+            if (!kvl_index_is_there(blocks, entry, group))
                 from[group] = depth + i + 1;
         if (sees_all(blocks, depth + i + 1, from)) {
             match.blocks = i + 1;

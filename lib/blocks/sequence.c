@@ -24,12 +24,30 @@ kvleaf_status kvl_sequence_find(const kvleaf_blocks *blocks, kvleaf_seq seq, kvl
     return KVLEAF_OK;
 }
 
+kvleaf_status kvl_sequence_check_resident(const kvl_sequence *sequence, kvleaf_seq seq)
+{
+    return sequence->residence == KVL_RESIDENT
+               ? KVLEAF_OK
+               : kvl_fail(KVLEAF_BUSY, "seq", (int64_t)seq, 0, "seq %#llx is swapped out", (unsigned long long)seq);
+}
+
+static kvleaf_status check_closed(const kvl_sequence *sequence, kvleaf_seq seq)
+{
+    return sequence->planned == sequence->committed
+               ? KVLEAF_OK
+               : kvl_fail(KVLEAF_BUSY, "seq", (int64_t)seq, 0, "seq %#llx is in an open plan", (unsigned long long)seq);
+}
+
+kvleaf_status kvl_sequence_check_idle(const kvl_sequence *sequence, kvleaf_seq seq)
+{
+    kvleaf_status status = check_closed(sequence, seq);
+    return status ? status : kvl_sequence_check_resident(sequence, seq);
+}
+
 kvleaf_status kvl_sequence_find_idle(const kvleaf_blocks *blocks, kvleaf_seq seq, kvl_sequence **out)
 {
     kvleaf_status status = kvl_sequence_find(blocks, seq, out);
-    if (!status && (*out)->planned > (*out)->committed)
-        status = kvl_fail(KVLEAF_BUSY, "seq", (int64_t)seq, 0, "seq %#llx is in an open plan", (unsigned long long)seq);
-    return status;
+    return status ? status : kvl_sequence_check_idle(*out, seq);
 }
 
 int32_t kvl_sequence_slot(const kvleaf_blocks *blocks, const kvl_sequence *sequence)
@@ -85,6 +103,7 @@ static kvleaf_seq start_sequence(kvleaf_blocks *blocks, kvl_sequence *sequence, 
     sequence->count = sequence->indexed = sequence->peak_blocks = 0;
     sequence->tip = KVL_NO_ENTRY;
     sequence->outdated = false;
+    sequence->residence = KVL_RESIDENT;
     for (int32_t i = 0; i < blocks->num_groups; i++)
         sequence->first_changed[i] = sequence->first_held[i] = 0;
     return kvl_handle(blocks->tag, sequence->generation, kvl_sequence_slot(blocks, sequence));
@@ -193,6 +212,8 @@ kvleaf_status kvleaf_blocks_seq_fork(kvleaf_blocks *blocks, kvleaf_seq seq, int6
 {
     kvl_sequence *parent = NULL, *made = NULL;
     kvleaf_status status = kvl_sequence_find(blocks, seq, &parent);
+    if (!status)
+        status = kvl_sequence_check_resident(parent, seq);
     if (status)
         return status;
     if (!child)
@@ -259,7 +280,13 @@ kvleaf_status kvleaf_blocks_seq_destroy(kvleaf_blocks *blocks, kvleaf_seq *seq)
     if (!seq)
         return kvl_fail_null("seq");
     kvl_sequence *sequence = NULL;
-    kvleaf_status status = kvl_sequence_find_idle(blocks, *seq, &sequence);
+    kvleaf_status status = kvl_sequence_find(blocks, *seq, &sequence);
+    if (!status)
+        status = check_closed(sequence, *seq);
+    if (!status && sequence->residence != KVL_SWAPPED)
+        status = kvl_sequence_check_resident(sequence, *seq);
+    if (!status && sequence->residence == KVL_SWAPPED)
+        kvl_swap_drop(blocks, sequence);
     if (!status)
         status = kvl_sequence_cut(blocks, sequence, 0);
     if (status)
@@ -277,6 +304,8 @@ kvleaf_status kvleaf_blocks_seq_table(const kvleaf_blocks *blocks, kvleaf_seq se
 {
     kvl_sequence *sequence = NULL;
     kvleaf_status status = kvl_sequence_find(blocks, seq, &sequence);
+    if (!status)
+        status = kvl_sequence_check_resident(sequence, seq);
     if (!status)
         status = kvl_group_check(blocks, group);
     if (status)
@@ -314,9 +343,10 @@ kvleaf_status kvleaf_blocks_seq_query(const kvleaf_blocks *blocks, kvleaf_seq se
         .salt = sequence->params.salt,
         .cached = sequence->cached,
         .known = kvl_tokens_known(blocks, sequence),
+        .swapped = sequence->residence != KVL_RESIDENT,
         .peak_blocks = sequence->peak_blocks,
     };
-    for (int32_t i = 0; i < blocks->num_groups; i++) {
+    for (int32_t i = 0; !info->swapped && i < blocks->num_groups; i++) {
         const int32_t *table = kvl_sequence_table(sequence, i);
         for (int32_t at = sequence->first_held[i]; at < sequence->count; at++) {
             bool shared = blocks->groups[i].blocks[table[at]].references > 1;

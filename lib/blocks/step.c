@@ -45,8 +45,9 @@ kvleaf_status kvleaf_blocks_step_begin(kvleaf_blocks *blocks, const kvleaf_seq *
         status = kvl_sequence_find_once(blocks, seqs, i, &sequence);
         if (status)
             return status;
-        if (sequence->planned > sequence->committed)
-            return kvl_fail(KVLEAF_BUSY, "seqs", i, 0, "seqs[%d] is in another open step", i);
+        if (sequence->planned > sequence->committed || sequence->residence != KVL_RESIDENT)
+            return kvl_fail(KVLEAF_BUSY, "seqs", i, 0, "seqs[%d] is %s", i,
+                            sequence->residence == KVL_RESIDENT ? "in another open step" : "swapped out");
         int64_t most = sequence->extended - sequence->committed;
         if (num_q[i] < 1 || num_q[i] > most)
             return kvl_fail(KVLEAF_INVALID, "num_q", num_q[i], most,
@@ -91,6 +92,23 @@ static kvleaf_status check_commit(kvleaf_blocks *blocks, const kvleaf_seq *seqs,
     return KVLEAF_OK;
 }
 
+/* Makes the first of the planned tokens count. */
+static kvleaf_status commit(kvleaf_blocks *blocks, kvl_sequence *sequence, int64_t reached)
+{
+    kvleaf_status status = KVLEAF_OK;
+    int64_t before = sequence->committed, planned = sequence->planned;
+    for (int32_t i = 0; reached > before && i < blocks->num_groups; i++)
+        for (int64_t at = before / blocks->block_size; at * blocks->block_size < reached; at++)
+            kvl_swap_unlink(&blocks->groups[i], kvl_sequence_table(sequence, i)[at]);
+    sequence->committed = sequence->planned = reached;
+    if (reached < planned)
+        status = kvl_sequence_cut(blocks, sequence, reached);
+    sequence->known = kvl_tokens_known(blocks, sequence);
+    kvl_index_follow(blocks, sequence);
+    kvl_sequence_leave_windows(blocks, sequence);
+    return status;
+}
+
 kvleaf_status kvleaf_blocks_step_commit(kvleaf_blocks *blocks, const kvleaf_seq *seqs, const int32_t *accepted,
                                         int32_t n)
 {
@@ -102,14 +120,7 @@ kvleaf_status kvleaf_blocks_step_commit(kvleaf_blocks *blocks, const kvleaf_seq 
         status = kvl_sequence_find(blocks, seqs[i], &sequence);
         if (status)
             return status;
-        int64_t reached = accepted ? sequence->committed + accepted[i] : sequence->planned;
-        bool rejected = reached < sequence->planned;
-        sequence->committed = sequence->planned = reached;
-        if (rejected)
-            status = kvl_sequence_cut(blocks, sequence, reached);
-        sequence->known = kvl_tokens_known(blocks, sequence);
-        kvl_index_follow(blocks, sequence);
-        kvl_sequence_leave_windows(blocks, sequence);
+        status = commit(blocks, sequence, accepted ? sequence->committed + accepted[i] : sequence->planned);
     }
     return status;
 }

@@ -94,7 +94,7 @@ int64_t kvl_tokens_known(const kvleaf_blocks *blocks, const kvl_sequence *sequen
 {
     const int32_t *table = kvl_sequence_table(sequence, blocks->primary);
     int64_t known = sequence->known;
-    while (known < sequence->extended) {
+    while (known < sequence->extended && sequence->residence == KVL_RESIDENT) {
         int32_t block = table[known / blocks->block_size];
         if (block == KVLEAF_NO_BLOCK || kvl_block_ids(blocks, block)[known % blocks->block_size] == KVL_UNKNOWN)
             break;
@@ -156,6 +156,8 @@ kvleaf_status kvleaf_blocks_seq_ids(const kvleaf_blocks *blocks, kvleaf_seq seq,
 {
     kvl_sequence *sequence = NULL;
     kvleaf_status status = kvl_sequence_find(blocks, seq, &sequence);
+    if (!status)
+        status = kvl_sequence_check_resident(sequence, seq);
     if (!status)
         status = check_range(start, ids, count, kvl_tokens_known(blocks, sequence));
     if (status)
