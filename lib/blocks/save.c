@@ -133,6 +133,8 @@ static kvleaf_status measure(writer *w, const kvleaf_seq *seqs, int32_t n, bool 
     for (int32_t i = 0; i < n; i++) {
         kvl_sequence *sequence = NULL;
         status = kvl_sequence_find(blocks, seqs[i], &sequence);
+        if (!status)
+            status = kvl_sequence_check_resident(sequence, seqs[i]);
         if (status)
             return status;
         known += (uint64_t)known_of(blocks, sequence);
@@ -172,7 +174,8 @@ static void note_terms(writer *w)
     for (int32_t i = 0; i < blocks->max_sequences; i++) {
         const kvl_sequence *sequence = &blocks->sequences[i];
         const int32_t *table = kvl_sequence_table(sequence, blocks->primary);
-        for (int32_t j = 0; sequence->next_unused == KVL_UNLISTED && j < sequence->count; j++)
+        bool resident = sequence->next_unused == KVL_UNLISTED && sequence->residence == KVL_RESIDENT;
+        for (int32_t j = 0; resident && j < sequence->count; j++)
             if (table[j] != KVLEAF_NO_BLOCK)
                 w->terms[table[j]] = &sequence->params;
     }

@@ -111,6 +111,8 @@ kvleaf_status kvleaf_seq_export(kvleaf_cache *cache, kvleaf_seq seq, int64_t sta
 {
     range r = {.cache = cache, .start = start, .count = count, .bytes = bytes};
     kvleaf_status status = cache ? kvl_sequence_find(cache->blocks, seq, &r.sequence) : kvl_fail_null("cache");
+    if (!status)
+        status = kvl_sequence_check_resident(r.sequence, seq);
     if (status)
         return status;
     if (start < 0 || start > r.sequence->committed)
@@ -134,6 +136,8 @@ kvleaf_status kvleaf_seq_import(kvleaf_cache *cache, kvleaf_seq seq, int64_t sta
     range r = {
         .cache = cache, .start = start, .count = count, .bytes = (unsigned char *)(uintptr_t)bytes, .import = true};
     kvleaf_status status = cache ? kvl_sequence_find(cache->blocks, seq, &r.sequence) : kvl_fail_null("cache");
+    if (!status)
+        status = kvl_sequence_check_resident(r.sequence, seq);
     if (status)
         return status;
     r.from = r.sequence->committed;
