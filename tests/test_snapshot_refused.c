@@ -11,6 +11,7 @@
 
 #include "rig.h"
 #include "shim.h"
+#include "snapshot/format.h"
 
 static rig_params tiny(void)
 {
@@ -65,6 +66,24 @@ static char *make_file(const rig_params *p, const char *path, size_t *size)
     return support_slurp(path, size);
 }
 
+static bool read_bytes(void *user, uint64_t offset, void *data, size_t size)
+{
+    memcpy(data, (char *)user + offset, size);
+    return true;
+}
+
+/* The checksums of the only group's records, for a front with another checksum. */
+static void reseal_records(char *bytes, size_t size, size_t sealed, uint64_t seed)
+{
+    const size_t record = 2 * 2 * sizeof(float); /* two tokens, K and V */
+    const kvl_snapshot_group group = {.token_bytes = (int64_t)record / 2};
+    const kvl_snapshot snapshot = {.saved = {.block_size = 2, .num_groups = 1}, .groups = &group, .seed = seed};
+    size_t at = sealed + KVL_SNAPSHOT_CHECKSUM;
+    for (int32_t i = 0; at < size; i++, at += record + KVL_SNAPSHOT_CHECKSUM)
+        kvl_snapshot_checksum(&snapshot, 0, i, bytes + at, (unsigned char *)bytes + at + record);
+    assert_int_equal(at, size);
+}
+
 static void test_every_byte_of_the_file(void **state)
 {
     (void)state;
@@ -105,89 +124,90 @@ static void test_every_byte_of_the_file(void **state)
     support_folder_remove(folder);
 }
 
-static void change_nothing(rig_params *p)
-{
-    (void)p;
-}
-static void change_dtype(rig_params *p)
-{
-    p->kv_dtype = KVLEAF_F16;
-}
-static void change_kv_heads(rig_params *p)
-{
-    p->num_kv_heads = p->num_heads = 2;
-}
-static void change_heads(rig_params *p)
-{
-    p->num_heads = 2;
-}
-static void change_dim(rig_params *p)
-{
-    p->head_dim = 2;
-}
-static void change_block_size(rig_params *p)
-{
-    p->block_size = 4;
-}
-static void change_window(rig_params *p)
-{
-    p->window[0] = 8;
-}
-static void change_layers(rig_params *p)
-{
-    p->num_layers = 2;
-}
-static void change_sharing(rig_params *p)
-{
-    p->num_layers = 2;
-    p->kv_layer[1] = 1;
-}
-static void change_blocks(rig_params *p)
-{
-    p->num_blocks = 2;
-    p->max_context = 0;
-}
-static void change_context(rig_params *p)
-{
-    p->max_context = 4;
-}
-
+/* A file of another cache: the fields that say so, patched and sealed again. */
 static void test_other_caches(void **state)
 {
     (void)state;
+    enum { COUNTS = KVL_SNAPSHOT_HEAD, GROUP = COUNTS + 24, LAYER = GROUP + 48 };
     static const struct {
-        void (*change)(rig_params *);
+        const char *what;
+        size_t at;
+        unsigned char value;
         kvleaf_status status;
         const char *field;
     } rows[] = {
-        {change_nothing, KVLEAF_OK, NULL},
-        {change_dtype, KVLEAF_FOREIGN, "groups"},
-        {change_kv_heads, KVLEAF_FOREIGN, "groups"},
-        {change_heads, KVLEAF_FOREIGN, "groups"},
-        {change_dim, KVLEAF_FOREIGN, "groups"},
-        {change_block_size, KVLEAF_FOREIGN, "block_size"},
-        {change_window, KVLEAF_FOREIGN, "groups"},
-        {change_layers, KVLEAF_FOREIGN, "num_layers"},
-        {change_sharing, KVLEAF_FOREIGN, "num_layers"},
-        {change_blocks, KVLEAF_TOO_SMALL, "max_blocks_per_seq"},
-        {change_context, KVLEAF_TOO_SMALL, "max_blocks_per_seq"},
+        {"the same", COUNTS, 2, KVLEAF_OK, NULL},
+        {"layers with K and V", GROUP, 2, KVLEAF_FOREIGN, "groups"},
+        {"heads", GROUP + 4, 2, KVLEAF_FOREIGN, "groups"},
+        {"KV heads", GROUP + 8, 2, KVLEAF_FOREIGN, "groups"},
+        {"head_dim of K", GROUP + 12, 2, KVLEAF_FOREIGN, "groups"},
+        {"head_dim of V", GROUP + 16, 2, KVLEAF_FOREIGN, "groups"},
+        {"dtype", GROUP + 20, KVLEAF_F16, KVLEAF_FOREIGN, "groups"},
+        {"window", GROUP + 24, 9, KVLEAF_FOREIGN, "groups"},
+        {"group", LAYER, 1, KVLEAF_FOREIGN, "layers"},
+        {"layer of the pool", LAYER + 4, 1, KVLEAF_FOREIGN, "layers"},
+        {"K and V of its own", LAYER + 8, 0, KVLEAF_FOREIGN, "layers"},
+        {"softmax_scale", LAYER + 12, 1, KVLEAF_FOREIGN, "layers"},
+        {"version", 8, 2, KVLEAF_UNSUPPORTED, "version"},
     };
     char *folder = support_folder(), *path = support_path(folder, "cache.kvleaf");
-    rig_params p = tiny();
+    const rig_params p = tiny();
     size_t size;
-    free(make_file(&p, path, &size));
+    char *bytes = make_file(&p, path, &size);
+    kvl_snapshot_source source = {.read = read_bytes, .user = bytes, .size = size};
+    kvl_snapshot snapshot;
+    ASSERT_OK(kvl_snapshot_read(NULL, &source, &snapshot));
+    size_t sealed = (size_t)snapshot.front_bytes - KVL_SNAPSHOT_CHECKSUM;
+    kvl_snapshot_free(&snapshot);
+    rig r;
+    rig_open(&r, &p);
     for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
-        rig r;
+        char *other = malloc(size);
         kvleaf_seq seq = 0;
-        p = tiny();
-        rows[i].change(&p);
-        rig_open(&r, &p);
+        memcpy(other, bytes, size);
+        other[rows[i].at] = (char)rows[i].value;
+        assert_int_equal(memcmp(other, bytes, size) == 0, rows[i].field == NULL);
+        uint64_t seed = kvl_snapshot_seal(other, sealed, (unsigned char *)other + sealed);
+        reseal_records(other, size, sealed, seed);
+        support_write(path, other, size);
         kvleaf_blocks_stats before = rig_stats(&r), after;
-        ASSERT_STATUS(rows[i].status, load(&r, path, &seq, 1));
+        if (load(&r, path, &seq, 1) != rows[i].status)
+            fail_msg("another %s: %s", rows[i].what, kvleaf_status_name(kvleaf_last_error()->status));
         after = rig_stats(&r);
         assert_int_equal(memcmp(&before, &after, sizeof before) == 0, rows[i].field != NULL);
         if (rows[i].field)
             assert_string_equal(kvleaf_last_error()->field, rows[i].field);
+        else
+            ASSERT_OK(kvleaf_seq_destroy(r.cache, &seq));
+        free(other);
+    }
+    rig_close(&r);
+    free(bytes);
+    free(path);
+    support_folder_remove(folder);
+}
+
+/* No room: for the blocks, and in a table. */
+static void test_too_small_caches(void **state)
+{
+    (void)state;
+    char *folder = support_folder(), *path = support_path(folder, "cache.kvleaf");
+    for (int i = 0; i < 2; i++) {
+        rig r;
+        rig_params p = tiny();
+        size_t size;
+        free(make_file(&p, path, &size));
+        if (i)
+            p.max_context = 4;
+        rig_open(&r, &p);
+        add(&r, rig_seq_new(&r), 500, i ? 1 : 2);
+        for (int j = 0; !i && j < 9; j++)
+            add(&r, rig_seq_new(&r), 600 + 10 * j, 1);
+        kvleaf_seq seq = 0;
+        kvleaf_blocks_stats before = rig_stats(&r), after;
+        ASSERT_STATUS(i ? KVLEAF_TOO_SMALL : KVLEAF_NO_BLOCKS, load(&r, path, &seq, 1));
+        after = rig_stats(&r);
+        assert_memory_equal(&before, &after, sizeof before);
         rig_close(&r);
     }
     free(path);
@@ -263,17 +283,18 @@ static void test_full_disk(void **state)
     (void)state;
     char *folder = support_folder(), *path = support_path(folder, "cache.kvleaf"), *old;
     rig_params p = tiny();
-    p.head_dim = 256;
+    p.num_blocks = 200;
     size_t size, after = 0;
     old = make_file(&p, path, &size);
     rig r;
     rig_open(&r, &p);
     rig_seq *seq = rig_seq_new(&r);
-    add(&r, seq, 100, 20);
+    for (int32_t i = 0; i < 6; i++)
+        add(&r, seq, 100 * i, 60);
     struct rlimit before, limit;
     assert_int_equal(getrlimit(RLIMIT_FSIZE, &before), 0);
     signal(SIGXFSZ, SIG_IGN);
-    for (rlim_t most = 100; most < 20000; most += 9000) { /* in the front, and in a record */
+    for (rlim_t most = 100; most < 18000; most += 8000) { /* in the front, in the records, at their end */
         limit = before;
         limit.rlim_cur = most;
         assert_int_equal(setrlimit(RLIMIT_FSIZE, &limit), 0);
@@ -385,6 +406,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_every_byte_of_the_file),
         cmocka_unit_test(test_other_caches),
+        cmocka_unit_test(test_too_small_caches),
         cmocka_unit_test(test_arguments),
         cmocka_unit_test(test_full_disk),
         cmocka_unit_test(test_each_call_and_allocation_fails),
