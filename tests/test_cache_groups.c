@@ -76,6 +76,31 @@ static void test_steps(void **state)
     rig_close(&r);
 }
 
+/* All keys can be gathered as long as none has left the window. */
+static void test_gather(void **state)
+{
+    (void)state;
+    rig r;
+    rig_params p = hybrid();
+    rig_open(&r, &p);
+    rig_seq *seq = rig_seq_new(&r);
+    const kvleaf_exec exec = rig_exec(&r, &(rig_step){0});
+    const kvleaf_tensor k = {.handle = r.k, .dtype = KVLEAF_F32}, v = {.handle = r.v, .dtype = KVLEAF_F32};
+    for (int32_t turn = 0; turn < 3; turn++) {
+        const rig_step step = {.seqs = {seq}, .num_q = {WINDOW}, .n = 1};
+        rig_extend(&r, seq, WINDOW);
+        ASSERT_OK(rig_build(&r, &step));
+        rig_layers(&r, &step, "chunk");
+        ASSERT_OK(kvleaf_gather(r.plan, 0, &k, &v, &exec));
+        if (turn < 2) /* the first block goes with the commit of token 19 */
+            ASSERT_OK(kvleaf_gather(r.plan, 1, &k, &v, &exec));
+        else
+            ASSERT_FAILS(KVLEAF_INVALID, "layer", kvleaf_gather(r.plan, 1, &k, &v, &exec));
+        rig_commit(&r, &step, NULL);
+    }
+    rig_close(&r);
+}
+
 /* Two plans with open steps, each over both groups, closed in the other order. */
 static void test_two_open_plans(void **state)
 {
@@ -111,6 +136,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_groups_of_layers),
         cmocka_unit_test(test_steps),
+        cmocka_unit_test(test_gather),
         cmocka_unit_test(test_two_open_plans),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

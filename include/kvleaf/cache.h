@@ -163,7 +163,8 @@ KVLEAF_API kvleaf_status kvleaf_attend(kvleaf_plan *plan, int32_t layer, const k
                                        const kvleaf_tensor *out, const kvleaf_tensor *lse, const kvleaf_exec *exec);
 
 /* Copies the keys and values of the step's sequences (planned length) of a layer out of the pool, packed:
- * k, v [total_k, num_kv_heads, head_dim] of the pool's dtype. */
+ * k, v [total_k, num_kv_heads, head_dim] of the pool's dtype. INVALID: as attend, and where blocks of one of the
+ * sequences have left the layer's window. */
 KVLEAF_API kvleaf_status kvleaf_gather(kvleaf_plan *plan, int32_t layer, const kvleaf_tensor *k,
                                        const kvleaf_tensor *v, const kvleaf_exec *exec);
 

@@ -81,6 +81,7 @@ typedef struct kvl_plan_group {
     kvl_view *views; /* [layers of the group's pool] */
     int32_t max_updates;
     int32_t num_copies; /* of the step that is being built */
+    bool gone;          /* of the open step: blocks of its sequences left the window */
 } kvl_plan_group;
 
 struct kvleaf_plan {

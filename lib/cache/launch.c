@@ -80,6 +80,10 @@ kvleaf_status kvleaf_gather(kvleaf_plan *plan, int32_t layer, const kvleaf_tenso
         return status;
     const kvl_cache_layer *at = &plan->cache->layers[layer];
     const kvl_plan_group *part = &plan->groups[at->group];
+    if (part->gone)
+        return kvl_fail(KVLEAF_INVALID, "layer", layer, plan->cache->groups[at->group].geometry.window,
+                        "keys of layer %d have left its window of %d tokens", layer,
+                        plan->cache->groups[at->group].geometry.window);
     kvl_tail_call call;
     status = kvl_tail_begin(&plan->cache->tail, exec, &call);
     if (status)

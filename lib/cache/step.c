@@ -156,6 +156,15 @@ static void put_slots(const kvleaf_plan *plan, int32_t group, int64_t *slots)
     }
 }
 
+/* Whether blocks of a sequence left the group's window. */
+static bool any_gone(const kvleaf_plan *plan, int32_t group)
+{
+    for (int32_t i = 0; i < plan->num_entries; i++)
+        if (kvl_sequence_table(plan->sequences[i], group)[0] == KVLEAF_NO_BLOCK)
+            return true;
+    return false;
+}
+
 /* Stages what the step brings to a group; the schedule is added when it is submitted. */
 static kvleaf_status stage_group(kvleaf_plan *plan, int32_t group, int32_t total_q)
 {
@@ -174,6 +183,7 @@ static kvleaf_status stage_group(kvleaf_plan *plan, int32_t group, int32_t total
         staging.copies[2 * i + 1] = copies[i].dst;
     }
     plan->groups[group].num_copies = counts.num_copies;
+    plan->groups[group].gone = any_gone(plan, group);
     return KVLEAF_OK;
 }
 
