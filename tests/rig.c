@@ -80,7 +80,8 @@ kvleaf_status rig_make_cache(rig *r)
                                kvleaf_cache_params(.layers = layers, .num_layers = r->p.num_layers, .pools = r->pools,
                                                    .num_pools = r->num_groups, .q_dtype = r->p.q_dtype,
                                                    .out_dtype = r->p.out_dtype, .max_sequences = r->p.max_sequences,
-                                                   .max_context = r->p.max_context, .free_order = r->p.free_order,
+                                                   .max_context = r->p.max_context, .swap_blocks = r->p.swap_blocks,
+                                                   .free_order = r->p.free_order,
                                                    .free_count = r->p.free_order ? r->p.num_blocks : 0),
                                &r->cache);
 }

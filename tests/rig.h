@@ -19,8 +19,9 @@ typedef struct rig_params {
     int32_t num_layers, num_heads, num_kv_heads, head_dim, block_size, num_blocks;
     int32_t kv_layer[RIG_LAYERS], window[RIG_LAYERS]; /* as kvleaf_layer */
     int32_t layer_dim[RIG_LAYERS];                    /* head_dim of a layer; 0 = head_dim */
-    int32_t window_blocks;                            /* of pools with a window; 0 = num_blocks */
-    bool no_plan;                                     /* what needs no step needs no programs for it */
+    int32_t swap_blocks;
+    int32_t window_blocks; /* of pools with a window; 0 = num_blocks */
+    bool no_plan;          /* what needs no step needs no programs for it */
     int32_t max_sequences, max_context, max_entries, max_tokens, steps_in_flight;
     int64_t max_decode_keys;
     const int32_t *free_order; /* [num_blocks], or NULL */

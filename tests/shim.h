@@ -19,7 +19,8 @@
     X(CreateProgramWithSource) X(CreateProgramWithBinary) X(BuildProgram) X(GetProgramInfo) X(GetProgramBuildInfo)     \
     X(ReleaseProgram) X(CreateKernel) X(ReleaseKernel) X(SetKernelArg) X(GetKernelWorkGroupInfo)                       \
     X(EnqueueNDRangeKernel) X(EnqueueReadBuffer) X(EnqueueWriteBuffer) X(EnqueueFillBuffer)                            \
-    X(EnqueueMarkerWithWaitList) X(RetainEvent) X(ReleaseEvent) X(GetEventInfo) X(WaitForEvents) X(Flush) X(Finish)
+    X(EnqueueMapBuffer) X(EnqueueUnmapMemObject) X(EnqueueMarkerWithWaitList) X(RetainEvent) X(ReleaseEvent)           \
+    X(GetEventInfo) X(WaitForEvents) X(Flush) X(Finish)
 /* clang-format on */
 
 #define SHIM_ENUM(name) SHIM_##name,

@@ -57,6 +57,7 @@ static void test_cache_refuses(void **state)
         PARAMS(KVLEAF_INVALID, "out_dtype", .out_dtype = (kvleaf_dtype)9),
         PARAMS(KVLEAF_INVALID, "max_sequences", .max_sequences = -1),
         PARAMS(KVLEAF_INVALID, "max_context", .max_context = -1),
+        PARAMS(KVLEAF_INVALID, "swap_blocks", .swap_blocks = -1),
         PARAMS(KVLEAF_INVALID, "free_order", .free_count = 3),
         PARAMS(KVLEAF_INVALID, "free_order", .free_order = twice, .free_count = 2),
         PARAMS(KVLEAF_INVALID, "free_count", .free_order = twice, .free_count = 65),

@@ -156,6 +156,46 @@ static void test_partial_match(void **state)
     rig_close(&r);
 }
 
+/* Beams are rearranged: parents in, children out; everyone goes on from what its parent had. */
+static void test_rearranged_beams(void **state)
+{
+    (void)state;
+    rig r;
+    rig_params p = params_of(&cases[0]);
+    rig_open(&r, &p);
+    rig_seq *beams[4] = {rig_seq_new(&r)};
+    rig_extend(&r, beams[0], 14);
+    rig_run_one(&r, beams[0], 14, KVLEAF_FAMILY_PREFILL, "prompt");
+    for (int32_t i = 1; i < 4; i++)
+        beams[i] = rig_seq_fork(&r, beams[0], 14);
+    static const int32_t parents[][4] = {{0, 1, 2, 3}, {1, 1, 0, 3}, {3, 2, 1, 0}, {2, 2, 2, 2}, {0, 0, 3, 1}};
+    for (size_t turn = 0; turn < sizeof parents / sizeof *parents; turn++) {
+        rig_step step = {.n = 4};
+        kvleaf_seq seqs[4];
+        for (int32_t i = 0; i < 4; i++) {
+            rig_extend(&r, beams[i], 1);
+            step.seqs[i] = beams[i];
+            step.num_q[i] = 1;
+            seqs[i] = beams[i]->seq;
+        }
+        rig_run(&r, &step, "beams");
+        ASSERT_OK(kvleaf_seq_rearrange(r.cache, seqs, parents[turn], 4));
+        rig_seq before[4];
+        for (int32_t i = 0; i < 4; i++)
+            before[i] = *beams[i];
+        for (int32_t i = 0; i < 4; i++) {
+            *beams[i] = before[parents[turn][i]];
+            beams[i]->seq = seqs[i];
+            rig_check_lengths(&r, beams[i], beams[i]->committed);
+            rig_check_stored(&r, beams[i], "rearranged");
+        }
+    }
+    for (int32_t i = 0; i < 4; i++)
+        rig_seq_end(&r, beams[i]);
+    assert_int_equal(rig_stats(&r).used, 0);
+    rig_close(&r);
+}
+
 /* A windowed pool that holds the windows alone serves prompts many times as long. */
 static void test_long_prompts_in_a_small_window_pool(void **state)
 {
@@ -238,6 +278,7 @@ static void test_calls(void **state)
     ASSERT_FAILS(KVLEAF_INVALID, "cache", kvleaf_prefix_match(NULL, NULL, &tokens, &matched));
     ASSERT_FAILS(KVLEAF_INVALID, "cache", kvleaf_prefix_clear(NULL));
     ASSERT_FAILS(KVLEAF_INVALID, "cache", kvleaf_seq_set_ids(NULL, 1, 0, prompt, 1));
+    ASSERT_FAILS(KVLEAF_INVALID, "cache", kvleaf_seq_rearrange(NULL, NULL, NULL, 0));
     ASSERT_FAILS(KVLEAF_INVALID, "cache", kvleaf_block_pin(NULL, 0, 0));
     ASSERT_FAILS(KVLEAF_INVALID, "cache", kvleaf_cache_describe(NULL, KVLEAF_FORMAT_TEXT, NULL, 0, NULL));
     ASSERT_FAILS(KVLEAF_INVALID, "cache", kvleaf_block_unpin(NULL, 0, 0));
@@ -247,11 +288,9 @@ static void test_calls(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_hit_equals_cold),
-        cmocka_unit_test(test_samples_share_the_prompt),
-        cmocka_unit_test(test_partial_match),
-        cmocka_unit_test(test_calls),
-        cmocka_unit_test(test_long_prompts_in_a_small_window_pool),
+        cmocka_unit_test(test_hit_equals_cold), cmocka_unit_test(test_samples_share_the_prompt),
+        cmocka_unit_test(test_partial_match),   cmocka_unit_test(test_rearranged_beams),
+        cmocka_unit_test(test_calls),           cmocka_unit_test(test_long_prompts_in_a_small_window_pool),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -238,7 +238,7 @@ static void test_copier(void **state)
     ASSERT_OK(kvl_pool_copier_create(p.pool, &copier));
     const int32_t meta[] = {-1, -1, -1, 4, 9, 22, 1, -1};
     cl_mem pairs = make_buffer(sizeof meta, meta);
-    run_copier(&p, copier, &(kvl_pool_copies){p.pool, p.pool, pairs, 3, 2});
+    run_copier(&p, copier, &(kvl_pool_copies){pairs, 3, 2});
     clReleaseMemObject(pairs);
     expect_copies(&p, (const int32_t[]){4, 22}, (const int32_t[]){9, 1}, 2);
     check_pool(&p);
@@ -248,7 +248,19 @@ static void test_copier(void **state)
     empty_pool(&p);
 }
 
-/* Blocks go to host memory and come back to other places; what neither copy names stays. */
+static void run_host_copies(const filled_pool *p, const kvl_host_pool *host, const kvleaf_swap_copy *copies,
+                            int32_t count, bool out)
+{
+    kvl_chain chain;
+    cl_event event;
+    ASSERT_OK(kvl_chain_begin(&chain, p->owner, p->commands, 0, NULL, &event));
+    ASSERT_OK(kvl_chain_end(&chain, kvl_host_pool_copy(host, p->pool, 1, copies, count, out, &chain)));
+    assert_int_equal(clWaitForEvents(1, &event), CL_SUCCESS);
+    clReleaseEvent(event);
+}
+
+/* Blocks of one group go to host memory and come back to other places, alone and in runs; what is not named, and what
+ * is of another group, stays. */
 static void test_host_pool(void **state)
 {
     (void)state;
@@ -256,28 +268,73 @@ static void test_host_pool(void **state)
     for (int i = 0; i < COUNT(cases); i++) {
         filled_pool p;
         fill_pool(&p, device, &cases[i]);
-        kvleaf_pool *host;
-        kvl_pool_copier *copier;
-        ASSERT_OK(kvl_pool_create_host(p.pool, HOST_BLOCKS, &host));
-        ASSERT_OK(kvl_pool_copier_create(p.pool, &copier));
-        cl_mem_flags flags = 0;
-        clGetMemObjectInfo(host->memory[0], CL_MEM_FLAGS, sizeof flags, &flags, NULL);
-        assert_true(flags & CL_MEM_ALLOC_HOST_PTR);
-        const kvleaf_block_copy out[] = {{3, 4}, {22, 0}, {7, 1}}, back[] = {{0, 9}, {4, 10}, {1, 22}};
-        cl_mem pairs[2];
-        ASSERT_OK(kvl_pool_pairs(device, out, 3, &pairs[0]));
-        ASSERT_OK(kvl_pool_pairs(device, back, 3, &pairs[1]));
-        run_copier(&p, copier, &(kvl_pool_copies){p.pool, host, pairs[0], 0, 3});
+        kvl_host_pool *host;
+        ASSERT_OK(kvl_host_pool_create(p.pool, HOST_BLOCKS, &host));
+        const kvleaf_swap_copy out[] = {{1, 3, 0}, {1, 4, 1}, {0, 5, 2}, {1, 5, 2}, {1, 22, 4}};
+        const kvleaf_swap_copy back[] = {{0, 1, 0}, {1, 9, 4}, {1, 14, 1}, {1, 15, 2}, {1, 7, 0}};
+        run_host_copies(&p, host, out, 5, true);
         check_pool(&p);
-        run_copier(&p, copier, &(kvl_pool_copies){host, p.pool, pairs[1], 0, 3});
-        expect_copies(&p, (const int32_t[]){22, 3, 7}, (const int32_t[]){9, 10, 22}, 3);
+        run_host_copies(&p, host, back, 5, false);
+        expect_copies(&p, (const int32_t[]){22, 4, 5, 3}, (const int32_t[]){9, 14, 15, 7}, 4);
         check_pool(&p);
-        for (int side = 0; side < 2; side++)
-            clReleaseMemObject(pairs[side]);
-        kvl_pool_copier_destroy(&copier);
-        kvleaf_pool_destroy(&host);
+        kvl_host_pool_destroy(&host, p.commands, NULL);
+        assert_null(host);
+        kvl_host_pool_destroy(&host, NULL, NULL);
         empty_pool(&p);
     }
+}
+
+/* It is given up while a copy into it waits: the memory lives until that is done. */
+static void test_host_pool_in_use(void **state)
+{
+    (void)state;
+    filled_pool p;
+    fill_pool(&p, device, &cases[4]);
+    kvl_host_pool *host;
+    ASSERT_OK(kvl_host_pool_create(p.pool, 2, &host));
+    cl_int error;
+    cl_event gate = clCreateUserEvent(device->context, &error);
+    assert_int_equal(error, CL_SUCCESS);
+    kvl_chain chain;
+    const kvleaf_swap_copy copies[] = {{0, 3, 0}, {0, 4, 1}};
+    ASSERT_OK(kvl_chain_begin(&chain, device, p.commands, 1, &gate, NULL));
+    ASSERT_OK(kvl_chain_end(&chain, kvl_host_pool_copy(host, p.pool, 0, copies, 2, true, &chain)));
+    kvl_host_pool_destroy(&host, p.commands, NULL);
+    assert_int_equal(clSetUserEventStatus(gate, CL_COMPLETE), CL_SUCCESS);
+    clReleaseEvent(gate);
+    assert_int_equal(clFinish(p.commands), CL_SUCCESS);
+    check_pool(&p);
+    empty_pool(&p);
+}
+
+static void test_host_pool_refused(void **state)
+{
+    (void)state;
+    kvleaf_device_params params = support_params();
+    params.max_alloc_bytes = 1 << 20;
+    params.opencl = shim_table();
+    shim_reset();
+    kvleaf_device *small;
+    ASSERT_OK(kvleaf_device_open(&params, &small));
+    filled_pool p;
+    fill_pool(&p, small, &cases[4]);
+    kvl_host_pool *host = NULL;
+    ASSERT_FAILS(KVLEAF_UNSUPPORTED, "swap_blocks", kvl_host_pool_create(p.pool, (1 << 20) / 8192 + 1, &host));
+    ASSERT_FAILS(KVLEAF_UNSUPPORTED, "swap_blocks", kvl_host_pool_create(p.pool, INT32_MAX, &host));
+    int64_t balance = shim_balance(), at = 0;
+    kvleaf_status status;
+    do {
+        shim.fail_at = shim.calls + ++at;
+        status = kvl_host_pool_create(p.pool, 2, &host);
+        shim.fail_at = 0;
+        if (status)
+            assert_int_equal(shim_balance(), balance);
+    } while (status);
+    assert_int_equal(at, 1 + LAYERS * 2 * 2 + 1); /* a queue, and each side made and mapped */
+    kvl_host_pool_destroy(&host, NULL, NULL);
+    assert_int_equal(shim_balance(), balance);
+    empty_pool(&p);
+    kvleaf_device_destroy(&small);
 }
 
 static void test_refusals(void **state)
@@ -360,7 +417,7 @@ static void test_each_call_fails(void **state)
             assert_int_equal(event != NULL, status == KVLEAF_OK);
             assert_int_equal(shim_balance(), balance + (status == KVLEAF_OK));
         } while (status);
-        assert_in_range(at, 1 + LAYERS * 9 + 1, 100); /* eight arguments and a launch a layer, and a buffer */
+        assert_in_range(at, 1 + LAYERS * 7 + 1, 100); /* six arguments and a launch a layer, and a buffer */
         assert_int_equal(clWaitForEvents(1, &event), CL_SUCCESS);
         shim_table()->ReleaseEvent(event);
         assert_int_equal(clFinish(commands), CL_SUCCESS);
@@ -418,10 +475,16 @@ static void test_far_blocks(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_every_variant), cmocka_unit_test(test_best_variant),
-        cmocka_unit_test(test_order),         cmocka_unit_test(test_nothing_to_copy),
-        cmocka_unit_test(test_copier),        cmocka_unit_test(test_host_pool),
-        cmocka_unit_test(test_refusals),      cmocka_unit_test(test_each_call_fails),
+        cmocka_unit_test(test_every_variant),
+        cmocka_unit_test(test_best_variant),
+        cmocka_unit_test(test_order),
+        cmocka_unit_test(test_nothing_to_copy),
+        cmocka_unit_test(test_copier),
+        cmocka_unit_test(test_refusals),
+        cmocka_unit_test(test_host_pool),
+        cmocka_unit_test(test_host_pool_in_use),
+        cmocka_unit_test(test_host_pool_refused),
+        cmocka_unit_test(test_each_call_fails),
         cmocka_unit_test(test_far_blocks),
     };
     return cmocka_run_group_tests_name("block copies", tests, open_device, close_device);

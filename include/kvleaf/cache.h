@@ -48,6 +48,7 @@ typedef struct kvleaf_cache_params {
                                         pool of layers without a window holds */
     const int32_t *free_order;       /* as kvleaf_blocks_params; with more than one group NULL */
     int32_t free_count;
+    int32_t swap_blocks;             /* blocks a group in host memory for swapped sequences; 0 = no swap */
     int32_t no_prefix_cache;         /* these as kvleaf_blocks_params */
     const kvleaf_eviction *eviction;
     kvleaf_event_fn event;
@@ -112,6 +113,8 @@ KVLEAF_API kvleaf_status kvleaf_prefix_clear(kvleaf_cache *cache);
 KVLEAF_API kvleaf_status kvleaf_seq_set_ids(kvleaf_cache *cache, kvleaf_seq seq, int64_t start, const int32_t *ids,
                                             int64_t count);
 KVLEAF_API kvleaf_status kvleaf_seq_fork(kvleaf_cache *cache, kvleaf_seq seq, int64_t pos, kvleaf_seq *child);
+KVLEAF_API kvleaf_status kvleaf_seq_rearrange(kvleaf_cache *cache, const kvleaf_seq *seqs, const int32_t *parents,
+                                              int32_t n);
 KVLEAF_API kvleaf_status kvleaf_seq_truncate(kvleaf_cache *cache, kvleaf_seq seq, int64_t length);
 KVLEAF_API kvleaf_status kvleaf_seq_destroy(kvleaf_cache *cache, kvleaf_seq *seq);
 KVLEAF_API kvleaf_status kvleaf_seq_query(const kvleaf_cache *cache, kvleaf_seq seq, kvleaf_seq_info *info);
@@ -125,18 +128,26 @@ KVLEAF_API kvleaf_status kvleaf_cache_describe(const kvleaf_cache *cache, kvleaf
 /* The cache's block manager, to look at; NULL for a null cache. */
 KVLEAF_API const kvleaf_blocks *kvleaf_cache_blocks(const kvleaf_cache *cache);
 
+/* Swaps a sequence's blocks to host memory, or back. The copies are enqueued, ordered with the cache's other calls, so
+ * that the blocks can be handed out again at once; nothing is waited for. While it is out, a sequence can only be
+ * queried, swapped in and destroyed. All or nothing, but that cached blocks evicted for a swap that failed stay so.
+ * UNSUPPORTED: the cache has no swap_blocks. Others as kvleaf_blocks_swap_out and _in (pending copies are made first),
+ * and DEVICE. */
+KVLEAF_API kvleaf_status kvleaf_seq_swap_out(kvleaf_cache *cache, kvleaf_seq seq, const kvleaf_exec *exec);
+KVLEAF_API kvleaf_status kvleaf_seq_swap_in(kvleaf_cache *cache, kvleaf_seq seq, const kvleaf_exec *exec);
+
 /* Bytes that `count` tokens take in export and import: of each group, each of its layers with K/V of its own: K
  * [count, num_kv_heads, head_dim], then V, of the pool's dtype. UINT64_MAX where it is more; 0 for a null cache. */
 KVLEAF_API uint64_t kvleaf_cache_token_bytes(const kvleaf_cache *cache, int64_t count);
 /* Reads the K and V of committed tokens start .. start + count - 1 into `bytes`, and waits for the device. INVALID: a
- * range beyond the committed length, or one whose blocks left a window. TOO_SMALL: `size`. FOREIGN, STALE, NO_MEMORY,
- * DEVICE. */
+ * range beyond the committed length, or one whose blocks left a window. TOO_SMALL: `size`. BUSY: swapped out. FOREIGN,
+ * STALE, NO_MEMORY, DEVICE. */
 KVLEAF_API kvleaf_status kvleaf_seq_export(kvleaf_cache *cache, kvleaf_seq seq, int64_t start, int64_t count,
                                            void *bytes, uint64_t size, const kvleaf_exec *exec);
 /* Fills tokens that the sequence has extended and not committed from `bytes`, as export wrote them, commits them, and
  * waits for the device. Tokens of the range that are committed already are left as they are. INVALID: start beyond the
- * committed length, an end beyond the extended one, a `size` that is not what count takes. BUSY: in an open plan.
- * FOREIGN, STALE, NO_MEMORY, DEVICE. */
+ * committed length, an end beyond the extended one, a `size` that is not what count takes. BUSY: in an open plan, or
+ * swapped out. FOREIGN, STALE, NO_MEMORY, DEVICE. */
 KVLEAF_API kvleaf_status kvleaf_seq_import(kvleaf_cache *cache, kvleaf_seq seq, int64_t start, int64_t count,
                                            const void *bytes, uint64_t size, const kvleaf_exec *exec);
 

@@ -32,6 +32,8 @@ static kvleaf_status check_params(const kvleaf_device *device, const kvleaf_cach
         return kvl_fail_range("out_dtype", params->out_dtype, KVLEAF_F16, KVLEAF_F32);
     if (params->max_context < 0)
         return kvl_fail_range("max_context", params->max_context, 0, INT32_MAX);
+    if (params->swap_blocks < 0)
+        return kvl_fail_range("swap_blocks", params->swap_blocks, 0, INT32_MAX);
     if (params->num_pools > 1 && (params->free_order || params->free_count))
         return kvl_fail(KVLEAF_INVALID, "free_order", params->free_count, 0,
                         "free_order is for a cache of one group, there are %d pools", params->num_pools);
@@ -68,6 +70,7 @@ static kvleaf_status make_blocks(kvleaf_cache *cache, const kvleaf_cache_params 
         groups[i] = (kvleaf_block_group){
             .num_blocks = cache->groups[i].num_blocks,
             .window = cache->groups[i].geometry.window,
+            .swap_blocks = params->swap_blocks,
         };
     groups[0].free_order = params->free_order;
     groups[0].free_count = params->free_count;
@@ -142,12 +145,12 @@ kvleaf_status kvleaf_cache_create(kvleaf_device *device, const kvleaf_cache_para
     return KVLEAF_OK;
 }
 
-static void release_group(kvleaf_device *device, kvl_cache_group *group)
+static void release_group(kvleaf_cache *cache, kvl_cache_group *group)
 {
     if (group->table)
-        device->cl->ReleaseMemObject(group->table);
+        cache->device->cl->ReleaseMemObject(group->table);
     kvl_pool_copier_destroy(&group->copier);
-    kvleaf_pool_destroy(&group->host);
+    kvl_host_pool_destroy(&group->host, cache->tail.queue, cache->tail.event);
     if (group->pool)
         kvl_pool_release(group->pool);
 }
@@ -157,9 +160,9 @@ void kvl_cache_release(kvleaf_cache *cache)
     if (--cache->references > 0)
         return;
     kvleaf_device *device = cache->device;
-    kvl_tail_destroy(&cache->tail);
     for (int32_t i = 0; i < cache->num_groups; i++)
-        release_group(device, &cache->groups[i]);
+        release_group(cache, &cache->groups[i]);
+    kvl_tail_destroy(&cache->tail);
     kvleaf_blocks_destroy(&cache->blocks);
     kvl_free(&device->allocator, cache->groups);
     kvl_free(&device->allocator, cache->layers);

@@ -15,9 +15,9 @@
 typedef struct kvl_cache_group {
     kvl_geometry geometry;
     kvleaf_pool *pool;
-    kvleaf_pool *host;       /* of blocks that are swapped out; NULL = no swap */
-    kvl_pool_copier *copier; /* within the pool, and between pool and host */
-    int32_t num_layers;      /* with keys and values of their own */
+    kvl_host_pool *host; /* of blocks that are swapped out; NULL = no swap */
+    kvl_pool_copier *copier;
+    int32_t num_layers; /* with keys and values of their own */
     int32_t num_blocks;
     cl_mem table; /* int32 [max_sequences][columns]: a row is a sequence's slot in the block manager. A row is written,
                      from its first changed entry on, by the step that first needs it */
@@ -48,15 +48,6 @@ void kvl_cache_release(kvleaf_cache *cache);
 
 /* Checks the layers against each other and the pools, and fills in groups and layers. */
 kvleaf_status kvl_cache_form_groups(kvleaf_cache *cache, const kvleaf_cache_params *params);
-
-/* Copies of blocks of a group, within its pool or between it and the host's. */
-typedef struct kvl_cache_copies {
-    const kvleaf_pool *from, *to;
-    const kvleaf_block_copy *pairs;
-    int32_t count;
-} kvl_cache_copies;
-kvleaf_status kvl_cache_copy_blocks(kvleaf_cache *cache, int32_t group, const kvl_cache_copies *copies,
-                                    kvl_chain *chain);
 
 /* Enqueues the copies that the manager has pending, in all groups. They stay pending until kvl_cache_copied. */
 kvleaf_status kvl_cache_copy_pending(kvleaf_cache *cache, kvl_chain *chain);

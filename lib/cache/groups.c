@@ -140,7 +140,9 @@ static kvleaf_status fill_group(kvleaf_cache *cache, int32_t index, const kvleaf
     group->geometry.kv_dtype = pool.dtype;
     group->geometry.layout = pool.layout;
     group->geometry.block_size = pool.block_size;
-    return kvl_pool_copier_create(group->pool, &group->copier);
+    status = kvl_pool_copier_create(group->pool, &group->copier);
+    return status || !params->swap_blocks ? status
+                                          : kvl_host_pool_create(group->pool, params->swap_blocks, &group->host);
 }
 
 kvleaf_status kvl_cache_form_groups(kvleaf_cache *cache, const kvleaf_cache_params *params)

@@ -46,6 +46,12 @@ kvleaf_status kvleaf_seq_set_ids(kvleaf_cache *cache, kvleaf_seq seq, int64_t st
     return status ? status : kvleaf_blocks_seq_set_ids(cache->blocks, seq, start, ids, count);
 }
 
+kvleaf_status kvleaf_seq_rearrange(kvleaf_cache *cache, const kvleaf_seq *seqs, const int32_t *parents, int32_t n)
+{
+    kvleaf_status status = check_cache(cache);
+    return status ? status : kvleaf_blocks_seq_rearrange(cache->blocks, seqs, parents, n);
+}
+
 kvleaf_status kvleaf_block_pin(kvleaf_cache *cache, int32_t group, int32_t block)
 {
     kvleaf_status status = check_cache(cache);

@@ -197,8 +197,6 @@ static kvleaf_status submit_group(kvleaf_plan *plan, int32_t group, kvl_chain *c
     if (status)
         return status;
     const kvl_pool_copies copies = {
-        .from = at->pool,
-        .to = at->pool,
         .pairs = kvl_engine_meta(engine),
         .first_int = kvl_engine_copies_at(engine),
         .count = plan->groups[group].num_copies,

@@ -2,30 +2,26 @@
 /* Tokens to and from host memory, and the block copies that calls outside a step have to make first. */
 #include "cache/cache.h"
 
-kvleaf_status kvl_cache_copy_blocks(kvleaf_cache *cache, int32_t group, const kvl_cache_copies *copies,
-                                    kvl_chain *chain)
+static kvleaf_status copy_pending(kvleaf_cache *cache, int32_t group, kvl_chain *chain)
 {
-    if (!copies->count)
-        return KVLEAF_OK;
-    cl_mem pairs = NULL;
-    kvleaf_status status = kvl_pool_pairs(cache->device, copies->pairs, copies->count, &pairs);
+    const kvleaf_block_copy *pairs = NULL;
+    kvl_pool_copies copies = {0};
+    kvleaf_status status = kvleaf_blocks_copies(cache->blocks, group, &pairs, &copies.count);
+    if (status || !copies.count)
+        return status;
+    status = kvl_pool_pairs(cache->device, pairs, copies.count, &copies.pairs);
     if (status)
         return status;
-    const kvl_pool_copies run = {.from = copies->from, .to = copies->to, .pairs = pairs, .count = copies->count};
-    status = kvl_pool_copier_chain(cache->groups[group].copier, &run, chain);
-    cache->device->cl->ReleaseMemObject(pairs);
+    status = kvl_pool_copier_chain(cache->groups[group].copier, &copies, chain);
+    cache->device->cl->ReleaseMemObject(copies.pairs); /* the enqueued launches keep it */
     return status;
 }
 
 kvleaf_status kvl_cache_copy_pending(kvleaf_cache *cache, kvl_chain *chain)
 {
     kvleaf_status status = KVLEAF_OK;
-    for (int32_t i = 0; !status && i < cache->num_groups; i++) {
-        kvl_cache_copies copies = {.from = cache->groups[i].pool, .to = cache->groups[i].pool};
-        status = kvleaf_blocks_copies(cache->blocks, i, &copies.pairs, &copies.count);
-        if (!status)
-            status = kvl_cache_copy_blocks(cache, i, &copies, chain);
-    }
+    for (int32_t i = 0; !status && i < cache->num_groups; i++)
+        status = copy_pending(cache, i, chain);
     return status;
 }
 
@@ -83,6 +79,12 @@ static kvleaf_status run_range(const range *r, const kvleaf_exec *exec)
     return status;
 }
 
+static kvleaf_status find_resident(const kvleaf_cache *cache, kvleaf_seq seq, kvl_sequence **out)
+{
+    kvleaf_status status = cache ? kvl_sequence_find(cache->blocks, seq, out) : kvl_fail_null("cache");
+    return status ? status : kvl_sequence_check_resident(*out, seq);
+}
+
 /* What export and import have in common; `length` is the one the range must be within. */
 static kvleaf_status check_range(const range *r, int64_t length, const kvleaf_exec *exec)
 {
@@ -110,9 +112,7 @@ kvleaf_status kvleaf_seq_export(kvleaf_cache *cache, kvleaf_seq seq, int64_t sta
                                 uint64_t size, const kvleaf_exec *exec)
 {
     range r = {.cache = cache, .start = start, .count = count, .bytes = bytes};
-    kvleaf_status status = cache ? kvl_sequence_find(cache->blocks, seq, &r.sequence) : kvl_fail_null("cache");
-    if (!status)
-        status = kvl_sequence_check_resident(r.sequence, seq);
+    kvleaf_status status = find_resident(cache, seq, &r.sequence);
     if (status)
         return status;
     if (start < 0 || start > r.sequence->committed)
@@ -135,9 +135,7 @@ kvleaf_status kvleaf_seq_import(kvleaf_cache *cache, kvleaf_seq seq, int64_t sta
 {
     range r = {
         .cache = cache, .start = start, .count = count, .bytes = (unsigned char *)(uintptr_t)bytes, .import = true};
-    kvleaf_status status = cache ? kvl_sequence_find(cache->blocks, seq, &r.sequence) : kvl_fail_null("cache");
-    if (!status)
-        status = kvl_sequence_check_resident(r.sequence, seq);
+    kvleaf_status status = find_resident(cache, seq, &r.sequence);
     if (status)
         return status;
     r.from = r.sequence->committed;

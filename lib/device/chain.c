@@ -85,12 +85,12 @@ kvleaf_status kvl_chain_write(kvl_chain *chain, cl_mem buffer, size_t offset, si
     return KVLEAF_OK;
 }
 
-kvleaf_status kvl_chain_read(kvl_chain *chain, cl_mem buffer, size_t offset, size_t size, void *data)
+kvleaf_status kvl_chain_read(kvl_chain *chain, cl_mem buffer, size_t offset, size_t size, void *data, bool wait)
 {
     cl_event event;
     cl_event *out = wanted(chain, false, &event);
-    cl_int error = chain->device->cl->EnqueueReadBuffer(chain->queue, buffer, CL_TRUE, offset, size, data,
-                                                        chain->num_wait, chain->wait_list, out);
+    cl_int error = chain->device->cl->EnqueueReadBuffer(chain->queue, buffer, wait ? CL_TRUE : CL_FALSE, offset, size,
+                                                        data, chain->num_wait, chain->wait_list, out);
     if (error)
         return kvl_fail_opencl("clEnqueueReadBuffer", error);
     advance(chain, event, false);

@@ -40,9 +40,6 @@ kvleaf_status kvl_device_kernel(kvleaf_device *device, cl_program program, const
  * `what`. */
 kvleaf_status kvl_device_buffer(kvleaf_device *device, const char *what, uint64_t size, cl_mem *out);
 
-/* The same in host memory that the device reaches. */
-kvleaf_status kvl_host_buffer(kvleaf_device *device, const char *what, uint64_t size, cl_mem *out);
-
 /* Checks that exec is usable with this device: struct size, a queue of its context. FOREIGN for another's. */
 kvleaf_status kvl_check_exec(const kvleaf_device *device, const kvleaf_exec *exec);
 

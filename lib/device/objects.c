@@ -12,8 +12,7 @@ kvleaf_status kvl_device_kernel(kvleaf_device *device, cl_program program, const
     return KVLEAF_OK;
 }
 
-static kvleaf_status make_buffer(kvleaf_device *device, cl_mem_flags flags, const char *what, uint64_t size,
-                                 cl_mem *out)
+kvleaf_status kvl_device_buffer(kvleaf_device *device, const char *what, uint64_t size, cl_mem *out)
 {
     enum { MIN_BYTES = 4 };
     if (size < MIN_BYTES)
@@ -23,21 +22,11 @@ static kvleaf_status make_buffer(kvleaf_device *device, cl_mem_flags flags, cons
                         "%s takes %llu bytes, the device's largest buffer is %llu", what, (unsigned long long)size,
                         (unsigned long long)device->caps.max_alloc_bytes);
     cl_int error = CL_SUCCESS;
-    cl_mem buffer = device->cl->CreateBuffer(device->context, flags, (size_t)size, NULL, &error);
+    cl_mem buffer = device->cl->CreateBuffer(device->context, CL_MEM_READ_WRITE, (size_t)size, NULL, &error);
     if (!buffer)
         return kvl_fail_opencl("clCreateBuffer", error);
     *out = buffer;
     return KVLEAF_OK;
-}
-
-kvleaf_status kvl_device_buffer(kvleaf_device *device, const char *what, uint64_t size, cl_mem *out)
-{
-    return make_buffer(device, CL_MEM_READ_WRITE, what, size, out);
-}
-
-kvleaf_status kvl_host_buffer(kvleaf_device *device, const char *what, uint64_t size, cl_mem *out)
-{
-    return make_buffer(device, CL_MEM_READ_WRITE | CL_MEM_ALLOC_HOST_PTR, what, size, out);
 }
 
 static kvleaf_status check_queue(const kvleaf_device *device, cl_command_queue queue)

@@ -5,9 +5,8 @@
 #include "pool/pool.h"
 
 struct kvl_pool_copier {
-    kvleaf_device *device;
+    kvleaf_pool *pool;
     cl_kernel kernel;
-    uint64_t block_bytes;
     size_t pieces; /* work-groups that share a block */
     size_t work_group;
 };
@@ -58,7 +57,7 @@ static const kvl_variant variants[] = {
 /* Bytes a work-item moves: enough to pay for its start. */
 enum { CPU_ITEM_BYTES = 16384, PORTABLE_ITEM_BYTES = 64 };
 
-kvleaf_status kvl_pool_copier_create(const kvleaf_pool *pool, kvl_pool_copier **out)
+kvleaf_status kvl_pool_copier_create(kvleaf_pool *pool, kvl_pool_copier **out)
 {
     kvleaf_device *device = pool->device;
     const kvleaf_pool_params *p = &pool->params;
@@ -80,8 +79,7 @@ kvleaf_status kvl_pool_copier_create(const kvleaf_pool *pool, kvl_pool_copier **
     kvl_pool_copier *copier = kvl_alloc(&device->allocator, 1, sizeof *copier);
     if (!copier)
         return kvl_fail_memory(sizeof *copier);
-    copier->device = device;
-    copier->block_bytes = pool->block_bytes;
+    copier->pool = pool;
     copier->work_group = (size_t)chosen.work_group;
     bool scalar = chosen.variant->work_group == 1; /* a work-item a work-group, as CPUs like it */
     uint64_t piece = scalar ? CPU_ITEM_BYTES : (uint64_t)PORTABLE_ITEM_BYTES * copier->work_group;
@@ -101,7 +99,7 @@ void kvl_pool_copier_destroy(kvl_pool_copier **copier)
 {
     if (!copier || !*copier)
         return;
-    kvleaf_device *device = (*copier)->device;
+    kvleaf_device *device = (*copier)->pool->device;
     device->cl->ReleaseKernel((*copier)->kernel);
     kvl_free(&device->allocator, *copier);
     *copier = NULL;
@@ -110,18 +108,17 @@ void kvl_pool_copier_destroy(kvl_pool_copier **copier)
 static kvleaf_status copy_layer(kvl_pool_copier *copier, const kvl_pool_copies *copies, size_t layer, kvl_chain *chain)
 {
     cl_int first_int = copies->first_int, count = copies->count;
-    cl_ulong block_bytes = copier->block_bytes;
+    cl_ulong block_bytes = copier->pool->block_bytes;
     const kvl_arg args[] = {
-        KVL_ARG(copies->from->memory[2 * layer]),
-        KVL_ARG(copies->from->memory[2 * layer + 1]),
-        KVL_ARG(copies->to->memory[2 * layer]),
-        KVL_ARG(copies->to->memory[2 * layer + 1]),
+        KVL_ARG(copier->pool->memory[2 * layer]),
+        KVL_ARG(copier->pool->memory[2 * layer + 1]),
         KVL_ARG(copies->pairs),
         KVL_ARG(first_int),
         KVL_ARG(count),
         KVL_ARG(block_bytes),
     };
-    kvleaf_status status = kvl_kernel_args(chain->device, copier->kernel, args, (int)(sizeof args / sizeof *args));
+    kvleaf_status status =
+        kvl_kernel_args(copier->pool->device, copier->kernel, args, (int)(sizeof args / sizeof *args));
     if (status)
         return status;
     size_t global[3] = {copier->pieces * copier->work_group, (size_t)count, 2};
@@ -132,7 +129,7 @@ static kvleaf_status copy_layer(kvl_pool_copier *copier, const kvl_pool_copies *
 kvleaf_status kvl_pool_copier_chain(kvl_pool_copier *copier, const kvl_pool_copies *copies, kvl_chain *chain)
 {
     kvleaf_status status = KVLEAF_OK;
-    size_t layers = (size_t)copies->from->params.num_layers;
+    size_t layers = (size_t)copier->pool->params.num_layers;
     for (size_t layer = 0; !status && copies->count > 0 && layer < layers; layer++)
         status = copy_layer(copier, copies, layer, chain);
     return status;
@@ -214,7 +211,7 @@ kvleaf_status kvleaf_pool_copy_blocks(kvleaf_pool *pool, const int32_t *src, con
     kvl_chain chain;
     status = kvl_chain_begin(&chain, pool->device, exec->queue, exec->num_wait, exec->wait_list, exec->event_out);
     if (!status) {
-        const kvl_pool_copies copies = {.from = pool, .to = pool, .pairs = pairs, .count = count};
+        const kvl_pool_copies copies = {.pairs = pairs, .count = count};
         status = kvl_chain_end(&chain, kvl_pool_copier_chain(pool->copier, &copies, &chain));
     }
     if (pairs)

@@ -152,24 +152,25 @@ static kvleaf_status fill(kvleaf_pool *pool, const cl_mem *memory)
     pool->memory = kvl_alloc(allocator, buffers, sizeof *pool->memory);
     if (!pool->memory)
         return kvl_fail_memory(buffers * sizeof *pool->memory);
-    for (int32_t i = 0; i / 2 < pool->params.num_layers; i++) {
-        kvleaf_status status =
-            memory       ? adopt(pool, memory[i], i)
-            : pool->host ? kvl_host_buffer(pool->device, "swap_blocks", pool->layer_bytes, &pool->memory[i])
-                         : kvl_device_buffer(pool->device, "layer_bytes", pool->layer_bytes, &pool->memory[i]);
-        if (status)
-            return status;
-    }
-    if (pool->host)
-        return KVLEAF_OK;
     pool->marks = kvl_alloc(allocator, (size_t)pool->params.num_blocks, sizeof *pool->marks);
     if (!pool->marks)
         return kvl_fail_memory((size_t)pool->params.num_blocks);
+    for (int32_t i = 0; i / 2 < pool->params.num_layers; i++) {
+        kvleaf_status status =
+            memory ? adopt(pool, memory[i], i)
+                   : kvl_device_buffer(pool->device, "layer_bytes", pool->layer_bytes, &pool->memory[i]);
+        if (status)
+            return status;
+    }
     return kvl_pool_copier_create(pool, &pool->copier);
 }
 
-static kvleaf_status create(kvleaf_device *device, const kvleaf_pool_params *params, bool host, kvleaf_pool **out)
+kvleaf_status kvleaf_pool_create(kvleaf_device *device, const kvleaf_pool_params *params, kvleaf_pool **out)
 {
+    if (!device)
+        return kvl_fail_null("device");
+    if (!out)
+        return kvl_fail_null("out");
     pool_shape shape;
     kvleaf_status status = measure(device, params, &shape);
     if (status)
@@ -183,7 +184,6 @@ static kvleaf_status create(kvleaf_device *device, const kvleaf_pool_params *par
     pool->params = shape.params;
     pool->layer_bytes = shape.layer_bytes;
     pool->block_bytes = shape.block_bytes;
-    pool->host = host;
     status = fill(pool, params->memory);
     if (status) {
         kvl_pool_release(pool);
@@ -191,22 +191,6 @@ static kvleaf_status create(kvleaf_device *device, const kvleaf_pool_params *par
     }
     *out = pool;
     return KVLEAF_OK;
-}
-
-kvleaf_status kvleaf_pool_create(kvleaf_device *device, const kvleaf_pool_params *params, kvleaf_pool **out)
-{
-    if (!device)
-        return kvl_fail_null("device");
-    if (!out)
-        return kvl_fail_null("out");
-    return create(device, params, false, out);
-}
-
-kvleaf_status kvl_pool_create_host(const kvleaf_pool *like, int32_t num_blocks, kvleaf_pool **out)
-{
-    kvleaf_pool_params params = like->params;
-    params.num_blocks = num_blocks;
-    return create(like->device, &params, true, out);
 }
 
 void kvl_pool_retain(kvleaf_pool *pool)

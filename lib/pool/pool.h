@@ -19,7 +19,6 @@ struct kvleaf_pool {
     uint64_t block_bytes;      /* K (or V) of one block in one layer: all its heads */
     cl_mem *memory;            /* [num_layers * 2] K, V of each layer */
     kvl_pool_copier *copier;   /* of kvleaf_pool_copy_blocks */
-    bool host;                 /* made by kvl_pool_create_host: it has no copier and no marks */
     uint8_t *marks;            /* [num_blocks] what kvleaf_pool_copy_blocks has seen of a block; 0 between calls */
 };
 
@@ -34,27 +33,30 @@ kvleaf_layout kvl_layout_best(const kvleaf_device *device, kvleaf_dtype dtype, i
 /* Whether a layout takes this block size; where not, why. */
 const char *kvl_layout_refuses(kvleaf_layout layout, int32_t block_size);
 
-/* Memory of the host that the device's copies reach, for blocks of a pool that are put aside: a pool of the same
- * layers, geometry and layout. */
-kvleaf_status kvl_pool_create_host(const kvleaf_pool *like, int32_t num_blocks, kvleaf_pool **out);
-
-/* Block copies on the device: `pairs` is an array of {source, destination} ints found at `first_int`, not checked. The
- * two pools are of one geometry and layout; they may be the same. */
+/* Block copies on the device: `pairs` is an array of {source, destination} ints found at `first_int`, not checked. */
 typedef struct kvl_pool_copies {
-    const kvleaf_pool *from, *to;
     cl_mem pairs;
     int32_t first_int, count;
 } kvl_pool_copies;
 
-/* Makes copies between pools that are like `pool`, in a launch a layer. A copier has a kernel of its own; it must not
- * outlive the pool's device. */
-kvleaf_status kvl_pool_copier_create(const kvleaf_pool *pool, kvl_pool_copier **out);
+/* Makes them, in a launch a layer. A copier has a kernel of its own, and the pool must outlive it. */
+kvleaf_status kvl_pool_copier_create(kvleaf_pool *pool, kvl_pool_copier **out);
 void kvl_pool_copier_destroy(kvl_pool_copier **copier);
 kvleaf_status kvl_pool_copier_chain(kvl_pool_copier *copier, const kvl_pool_copies *copies, kvl_chain *chain);
 
 /* A buffer with pairs[count], which is read before the call returns. The caller releases it; launches that were
  * enqueued keep it. */
 kvleaf_status kvl_pool_pairs(kvleaf_device *device, const kvleaf_block_copy *pairs, int32_t count, cl_mem *out);
+
+/* Memory of the host, pinned where the driver does that, for blocks of a pool that are put aside. */
+typedef struct kvl_host_pool kvl_host_pool;
+kvleaf_status kvl_host_pool_create(const kvleaf_pool *like, int32_t num_blocks, kvl_host_pool **out);
+/* Does not wait for what still reads or writes it, if that is on `queue` or before `after` (may be NULL). `queue` NULL:
+ * nothing does. */
+void kvl_host_pool_destroy(kvl_host_pool **host, cl_command_queue queue, cl_event after);
+/* Moves those of the blocks that are of the group, out to host memory or back, all layers. Nothing is waited for. */
+kvleaf_status kvl_host_pool_copy(const kvl_host_pool *host, const kvleaf_pool *pool, int32_t group,
+                                 const kvleaf_swap_copy *copies, int32_t count, bool out, kvl_chain *chain);
 
 /* Tokens of a block table, and their bytes in host memory in the order [layer][K, V][token][KV head][dim], of the
  * pool's dtype, whatever the pool's layout. */

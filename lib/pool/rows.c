@@ -90,7 +90,7 @@ static kvleaf_status move_run(const transfer *t, size_t side, int64_t entry, int
     bool whole = t->from <= entry * block_size && (entry + count) * block_size <= t->to;
     kvleaf_status status = KVLEAF_OK;
     if (!t->write || !whole)
-        status = kvl_chain_read(t->chain, t->pool->memory[side], offset, size, t->blocks);
+        status = kvl_chain_read(t->chain, t->pool->memory[side], offset, size, t->blocks, true);
     if (status)
         return status;
     for (int64_t i = 0; i < count; i++)
