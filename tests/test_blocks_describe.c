@@ -104,6 +104,41 @@ static void test_groups(void **state)
     kvleaf_blocks_destroy(&blocks);
 }
 
+/* A prompt that is cached, a sequence whose first blocks left the window, and one in host memory. */
+static void test_cached_gone_and_swapped(void **state)
+{
+    (void)state;
+    const kvleaf_block_group groups[] = {{.num_blocks = 12, .swap_blocks = 5},
+                                         {.num_blocks = 12, .swap_blocks = 4, .window = 5}};
+    int32_t ids[16];
+    const kvleaf_swap_copy *copies = NULL;
+    int32_t count = 0;
+    kvleaf_blocks *blocks = NULL;
+    for (int32_t i = 0; i < 16; i++)
+        ids[i] = i;
+    assert_ok(kvleaf_blocks_create(kvleaf_blocks_params(.block_size = 4, .groups = groups, .num_groups = 2), &blocks));
+    kvleaf_seq cached = make_prompt(blocks, NULL, ids, 5, NULL), gone = make_seq(blocks, 15), out = make_seq(blocks, 6);
+    assert_ok(kvleaf_blocks_seq_destroy(blocks, &cached));
+    assert_ok(kvleaf_blocks_swap_out(blocks, out, &copies, &count));
+    assert_ok(kvleaf_blocks_swap_end(blocks, out, true));
+    char *text = describe(blocks, KVLEAF_FORMAT_TEXT);
+    assert_non_null(
+        strstr(text, "1 cached, 7 free; 1 slots wasted; 2 of 5 host blocks used\n       0  c.BBBB.... ..\n"));
+    assert_non_null(
+        strstr(text, "1 cached, 9 free; 1 slots wasted; 2 of 4 host blocks used\n       0  c...BB.... ..\n"));
+    assert_non_null(
+        strstr(text, "\nB sequence 1: 15 tokens, 15 committed, user 0\n          2-5\n          (2 gone) 4-5\n"));
+    assert_non_null(strstr(text, "\nC sequence 2: 6 tokens, 6 committed, user 0, swapped out to host blocks\n"
+                                 "          0-1\n          0-1\n"));
+    free(text);
+    text = describe(blocks, KVLEAF_FORMAT_SVG);
+    assert_int_equal(count_of(text, "class='host'"), 2 * 2 + 1);
+    assert_int_equal(count_of(text, "class='cached'"), 2 + 1);
+    free(text);
+    assert_int_equal(info_of(blocks, gone).blocks_unique, 6);
+    kvleaf_blocks_destroy(&blocks);
+}
+
 /* Every line short, rows that say the same once, and the whole of it a page or two. */
 static void test_ten_thousand_blocks(void **state)
 {
@@ -275,9 +310,13 @@ static void test_no_memory(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_text),      cmocka_unit_test(test_more_than_nine_share),
-        cmocka_unit_test(test_groups),    cmocka_unit_test(test_ten_thousand_blocks),
-        cmocka_unit_test(test_svg),       cmocka_unit_test(test_refusals),
+        cmocka_unit_test(test_text),
+        cmocka_unit_test(test_more_than_nine_share),
+        cmocka_unit_test(test_groups),
+        cmocka_unit_test(test_cached_gone_and_swapped),
+        cmocka_unit_test(test_ten_thousand_blocks),
+        cmocka_unit_test(test_svg),
+        cmocka_unit_test(test_refusals),
         cmocka_unit_test(test_no_memory),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

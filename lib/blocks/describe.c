@@ -156,8 +156,8 @@ static void put_sequence(kvl_picture *picture, const kvl_sequence *sequence)
     bool swapped = sequence->residence == KVL_SWAPPED;
     kvl_picture_put(picture, "%c sequence %d: %lld tokens, %lld committed, user %llu%s\n", sequence_letter(slot), slot,
                     (long long)sequence->extended, (long long)sequence->committed,
-                    (unsigned long long)sequence->params.user, swapped ? ", swapped out" : "");
-    for (int32_t group = 0; !swapped && group < blocks->num_groups; group++)
+                    (unsigned long long)sequence->params.user, swapped ? ", swapped out to host blocks" : "");
+    for (int32_t group = 0; group < blocks->num_groups; group++)
         put_table(picture, kvl_sequence_table(sequence, group), sequence->count);
 }
 
@@ -168,9 +168,12 @@ static void put_text(kvl_picture *picture)
         const kvleaf_blocks_stats *stats = &picture->stats[group];
         kvl_picture_put(picture,
                         "group %d: %d blocks of %d tokens: %d used (%d shared, %d pinned), %d cached, %d free; "
-                        "%lld slots wasted\n",
+                        "%lld slots wasted",
                         group, stats->total, blocks->block_size, stats->used, picture->shared[group], stats->pinned,
                         stats->cached, stats->free, (long long)stats->slots_wasted);
+        if (stats->host_total > 0)
+            kvl_picture_put(picture, "; %d of %d host blocks used", stats->host_used, stats->host_total);
+        kvl_picture_put(picture, "\n");
         put_map(picture, group);
     }
     kvl_picture_put(picture, "          . free   c cached   A-Z its sequence   2-9 + how many share it   p pinned   "

@@ -12,8 +12,9 @@ typedef enum kvl_block_state {
     KVL_BLOCK_FREE,
     KVL_BLOCK_CACHED,
     KVL_BLOCK_USED,
-    KVL_BLOCK_PINNED,  /* and no sequence refers to it */
-    KVL_BLOCK_WITHHELD /* left out of free_order */
+    KVL_BLOCK_PINNED,   /* and no sequence refers to it */
+    KVL_BLOCK_WITHHELD, /* left out of free_order */
+    KVL_BLOCK_HOST      /* in host memory, of a swapped sequence */
 } kvl_block_state;
 
 typedef struct kvl_look {

@@ -66,7 +66,7 @@ static const char *class_of(kvl_block_state state)
 {
     static const char *const classes[] = {
         [KVL_BLOCK_FREE] = "free",     [KVL_BLOCK_CACHED] = "cached",     [KVL_BLOCK_USED] = "used",
-        [KVL_BLOCK_PINNED] = "pinned", [KVL_BLOCK_WITHHELD] = "withheld",
+        [KVL_BLOCK_PINNED] = "pinned", [KVL_BLOCK_WITHHELD] = "withheld", [KVL_BLOCK_HOST] = "host",
     };
     return classes[state];
 }
@@ -155,6 +155,20 @@ static void put_map(kvl_picture *p, int32_t group, int top)
     }
 }
 
+/* An entry of a sequence's table in a group. */
+static void put_entry(kvl_picture *p, const cells *c, const kvl_sequence *sequence, int32_t group, int32_t i, int top)
+{
+    static const kvl_look in_host_memory = {.state = KVL_BLOCK_HOST};
+    int32_t block_size = p->blocks->block_size, block = kvl_sequence_table(sequence, group)[i];
+    int64_t behind = sequence->extended - (int64_t)i * block_size;
+    int x = TABLE_LEFT + i % c->columns * c->step_x, y = top + i / c->columns * c->step_y;
+    if (block == KVLEAF_NO_BLOCK)
+        put_rect(p, x, y, c->width, c->height, "free");
+    else
+        put_blocks(p, sequence->residence == KVL_SWAPPED ? &in_host_memory : &p->looks[group][block], c, x, y, 1,
+                   behind < block_size ? (int32_t)behind : block_size, block);
+}
+
 /* Returns where the next thing goes. */
 static int put_sequence(kvl_picture *p, const cells *c, const kvl_sequence *sequence, int y)
 {
@@ -167,18 +181,10 @@ static int put_sequence(kvl_picture *p, const cells *c, const kvl_sequence *sequ
     kvl_picture_put(p, "<text x='%d' y='%d' class='row'>%lld tokens</text>\n", TABLE_LEFT - 14, middle,
                     (long long)sequence->extended);
     for (int32_t group = 0; group < blocks->num_groups; group++) {
-        const int32_t *table = kvl_sequence_table(sequence, group);
-        for (int32_t i = 0; i < sequence->count; i++) {
-            int64_t behind = sequence->extended - (int64_t)i * blocks->block_size;
-            int x = TABLE_LEFT + i % c->columns * c->step_x, at = y + i / c->columns * c->step_y;
-            if (table[i] == KVLEAF_NO_BLOCK || sequence->residence == KVL_SWAPPED)
-                put_rect(p, x, at, c->width, c->height, "free");
-            else
-                put_blocks(p, &p->looks[group][table[i]], c, x, at, 1,
-                           behind < blocks->block_size ? (int32_t)behind : blocks->block_size, table[i]);
-        }
-        int rows = rows_of(sequence->count, c), height = (rows - 1) * c->step_y + row_height;
-        y += rows > 1 ? height : row_height;
+        for (int32_t i = 0; i < sequence->count; i++)
+            put_entry(p, c, sequence, group, i, y);
+        int rows = rows_of(sequence->count, c);
+        y += rows > 1 ? (rows - 1) * c->step_y + row_height : row_height;
     }
     return y;
 }
@@ -203,12 +209,13 @@ static int put_legend(kvl_picture *p, int y)
         const char *class, *text;
         int width;
     } parts[] = {
-        {"used", "unused slots of a used block", 230},
-        {"frame shared", "shared: once for several", 205},
-        {"cached", "cached", 95},
-        {"free", "free", 75},
-        {"pinned", "pinned", 95},
-        {"withheld", "withheld", 100},
+        {"used", "unused slots of a used block", 225},
+        {"frame shared", "shared: once for several", 200},
+        {"cached", "cached", 85},
+        {"free", "free", 70},
+        {"pinned", "pinned", 85},
+        {"withheld", "withheld", 95},
+        {"host", "in host memory", 100},
     };
     int x = LEFT;
     for (size_t i = 0; i < sizeof parts / sizeof *parts; i++) {
@@ -235,6 +242,7 @@ static void put_styles(kvl_picture *p)
                        ".used { fill: #fff; stroke: #b0b0b0 }\n"
                        ".pinned { fill: #f4e3a1; stroke: #b59a2b }\n"
                        ".withheld { fill: #9a9a9a; stroke: #7a7a7a }\n"
+                       ".host { fill: #efe6f4; stroke: #8a6fa5; stroke-dasharray: 5 2 }\n"
                        ".frame { fill: none; stroke: #8a8a8a }\n"
                        ".shared { stroke: #222; stroke-width: 2.5 }\n"
                        ".slots { stroke: #fff; fill: none }\n"
