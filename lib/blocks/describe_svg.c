@@ -209,8 +209,8 @@ static int put_legend(kvl_picture *p, int y)
         const char *class, *text;
         int width;
     } parts[] = {
-        {"used", "unused slots of a used block", 225},
-        {"frame shared", "shared: once for several", 200},
+        {"used", "unused slots of a used block", 233},
+        {"frame shared", "shared: once for several", 196},
         {"cached", "cached", 85},
         {"free", "free", 70},
         {"pinned", "pinned", 85},

@@ -293,3 +293,45 @@ void figure_samples(tour *t)
     tour_end(t);
     small_close(&s);
 }
+
+/* The documents describe this one and print no figure of it. */
+void figure_prefix_cache(tour *t)
+{
+    enum { PROMPT = 40, DIM = 64, BLOCK = 16, FOUND = PROMPT / BLOCK * BLOCK };
+    static float q[PROMPT * DIM], k[PROMPT * DIM], v[PROMPT * DIM], cold[PROMPT * DIM], warm[PROMPT * DIM];
+    const float *rest_q = q + FOUND * DIM, *rest_k = k + FOUND * DIM, *rest_v = v + FOUND * DIM;
+    small s = {.heads = 1, .dim = DIM};
+    kvleaf_blocks_stats stats = {.struct_size = sizeof stats};
+    int32_t ids[PROMPT], first[16], second[16];
+    uint32_t random = 10;
+    kvleaf_seq seq;
+
+    for (int i = 0; i < PROMPT * DIM; i++) {
+        random = random * 1664525u + 1013904223u;
+        q[i] = k[i] = (float)(random >> 8) / 16777216.0f - 0.5f;
+        v[i] = 1 - k[i];
+        ids[i % PROMPT] = 100 + i % PROMPT;
+    }
+    tour_begin(t, 10, "Prefix cache: a second request with the same prompt", "001, 002");
+    tour_say(t, "A prompt of 40 tokens in blocks of 16; the first request is over when the second comes.");
+    small_open(t, &s, 8, BLOCK, NULL, 0);
+    MUST(kvleaf_seq_create(s.cache, NULL, &seq));
+    int32_t found = small_extend(t, &s, seq, ids, PROMPT);
+    tour_check(t, found == 0, "the first request finds nothing");
+    small_compute(t, &s, seq, PROMPT, q, k, v, cold, NULL, NULL);
+    small_table(t, &s, seq, "first request", first);
+    MUST(kvleaf_seq_destroy(s.cache, &seq));
+    MUST(kvleaf_cache_query(s.cache, &stats));
+    tour_check(t, stats.used == 0 && stats.cached == 2, "its two full blocks stay cached, nothing is in use");
+    MUST(kvleaf_seq_create(s.cache, NULL, &seq));
+    found = small_extend(t, &s, seq, ids, PROMPT);
+    tour_ints(t, "tokens found", &found, 1);
+    small_compute(t, &s, seq, PROMPT - FOUND, rest_q, rest_k, rest_v, warm, NULL, NULL);
+    small_table(t, &s, seq, "second request", second);
+    tour_check(t, found == FOUND && memcmp(first, second, 2 * sizeof *first) == 0,
+               "the second finds 32 tokens in the same two blocks and computes 8");
+    tour_check(t, memcmp(cold + FOUND * DIM, warm, (PROMPT - FOUND) * DIM * sizeof *warm) == 0,
+               "their results are those of the first request, bit for bit");
+    tour_end(t);
+    small_close(&s);
+}

@@ -6,53 +6,60 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { BLOCKS = 32, BLOCK_SIZE = 16, RESERVED = 256, MAP_AT = 10 };
+enum { BLOCKS = 40, PROMPT = 112, COMMON = 60, BLOCK_SIZE = 16, RESERVED = 256, MAP_AT = 10 };
 
 /* By the slots in which the sequences live: the library numbers them from 0 and gives a freed number out again. */
 enum { CHAT, SUMMARY, LATE, SAMPLE_0, SAMPLE_1, SAMPLE_2, SEQS };
 static const char *const labels[SEQS] = {
-    "chat", "summary", "waited, took freed blocks", "sample 1 of a prompt", "sample 2 of it", "sample 3 of it"};
+    "chat", "summary", "finds a cached prompt", "sample 1 of a prompt", "sample 2 of it", "sample 3 of it"};
 
-/* Extends a sequence and computes the tokens, as a step does. */
-static void advance(tour *t, kvleaf_blocks *blocks, kvleaf_seq seq, int32_t count)
+/* Extends a sequence and computes what was not found, as a step does. `ids` NULL: of unknown ids. */
+static void advance(tour *t, kvleaf_blocks *blocks, kvleaf_seq seq, const int32_t *ids, int32_t count)
 {
     const kvleaf_block_copy *copies = NULL;
-    kvleaf_tokens tokens = {.struct_size = sizeof tokens, .count = count};
+    kvleaf_tokens tokens = {.struct_size = sizeof tokens, .ids = ids, .count = count};
+    int64_t cached = 0;
     int32_t pending = 0;
 
-    MUST(kvleaf_blocks_seq_extend(blocks, seq, &tokens, NULL));
+    MUST(kvleaf_blocks_seq_extend(blocks, seq, &tokens, &cached));
+    count -= (int32_t)cached;
     MUST(kvleaf_blocks_step_begin(blocks, &seq, &count, 1));
     MUST(kvleaf_blocks_copies(blocks, 0, &copies, &pending));
     MUST(kvleaf_blocks_copies_done(blocks, 0, pending));
     MUST(kvleaf_blocks_step_commit(blocks, &seq, NULL, 1));
 }
 
-/* Six requests that grow beside each other; one is done early and a waiting one takes its blocks; three are samples of
- * one prompt. */
+/* Requests that grow beside each other. One is done early; its prompt stays cached, and a later one finds a part of it.
+ * Three are samples of one prompt. */
 static kvleaf_blocks *make_scene(tour *t)
 {
     static const int32_t tails[] = {4, 15, 26};
     kvleaf_blocks *blocks = NULL;
     kvleaf_seq seqs[SEQS] = {0}, done;
+    int32_t prompt[PROMPT];
 
+    for (int32_t i = 0; i < PROMPT; i++)
+        prompt[i] = i;
     MUST(kvleaf_blocks_create(kvleaf_blocks_params(.num_blocks = BLOCKS, .block_size = BLOCK_SIZE), &blocks));
     MUST(kvleaf_blocks_seq_create(blocks, NULL, &seqs[CHAT]));
     MUST(kvleaf_blocks_seq_create(blocks, NULL, &seqs[SUMMARY]));
     MUST(kvleaf_blocks_seq_create(blocks, NULL, &done));
     MUST(kvleaf_blocks_seq_create(blocks, NULL, &seqs[SAMPLE_0]));
     for (int i = 0; i < 4; i++) {
-        advance(t, blocks, seqs[CHAT], 13);
-        advance(t, blocks, seqs[SUMMARY], 30);
-        advance(t, blocks, done, 28);
+        advance(t, blocks, seqs[CHAT], NULL, 13);
+        advance(t, blocks, seqs[SUMMARY], NULL, 30);
+        advance(t, blocks, done, prompt + i * PROMPT / 4, PROMPT / 4);
     }
-    advance(t, blocks, seqs[SAMPLE_0], 44);
+    advance(t, blocks, seqs[SAMPLE_0], NULL, 44);
     MUST(kvleaf_blocks_seq_fork(blocks, seqs[SAMPLE_0], 44, &seqs[SAMPLE_1]));
     MUST(kvleaf_blocks_seq_fork(blocks, seqs[SAMPLE_0], 44, &seqs[SAMPLE_2]));
     for (int i = 0; i < 3; i++)
-        advance(t, blocks, seqs[SAMPLE_0 + i], tails[i]);
+        advance(t, blocks, seqs[SAMPLE_0 + i], NULL, tails[i]);
     MUST(kvleaf_blocks_seq_destroy(blocks, &done));
     MUST(kvleaf_blocks_seq_create(blocks, NULL, &seqs[LATE]));
-    advance(t, blocks, seqs[LATE], 117);
+    for (int32_t i = COMMON; i < PROMPT; i++)
+        prompt[i] = -i;
+    advance(t, blocks, seqs[LATE], prompt, PROMPT);
     return blocks;
 }
 

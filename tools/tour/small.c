@@ -65,12 +65,20 @@ void small_close(small *s)
     kvleaf_pool_destroy(&s->pool);
 }
 
-void small_step(tour *t, small *s, kvleaf_seq seq, int32_t count, const float *q, const float *k, const float *v,
-                float *out, float *k_back, float *v_back)
+int32_t small_extend(tour *t, small *s, kvleaf_seq seq, const int32_t *ids, int32_t count)
+{
+    kvleaf_tokens tokens = {.struct_size = sizeof tokens, .ids = ids, .count = count};
+    int64_t cached = 0;
+
+    MUST(kvleaf_seq_extend(s->cache, seq, &tokens, &cached));
+    return (int32_t)cached;
+}
+
+void small_compute(tour *t, small *s, kvleaf_seq seq, int32_t count, const float *q, const float *k, const float *v,
+                   float *out, float *k_back, float *v_back)
 {
     size_t token = (size_t)s->heads * (size_t)s->dim * sizeof *q, bytes = (size_t)count * token, all;
     kvleaf_seq_info info = {.struct_size = sizeof info};
-    kvleaf_tokens tokens = {.struct_size = sizeof tokens, .count = count};
     kvleaf_batch_entry entry = {.seq = seq, .num_q = count};
     kvleaf_exec exec = {.struct_size = sizeof exec, .queue = t->queue};
     cl_mem q_mem = tour_upload(t, q, bytes), k_mem = tour_upload(t, k, bytes), v_mem = tour_upload(t, v, bytes);
@@ -78,7 +86,6 @@ void small_step(tour *t, small *s, kvleaf_seq seq, int32_t count, const float *q
     kvleaf_tensor q_in = tour_floats_tensor(q_mem), k_in = tour_floats_tensor(k_mem), v_in = tour_floats_tensor(v_mem);
     kvleaf_tensor result = tour_floats_tensor(out_mem);
 
-    MUST(kvleaf_seq_extend(s->cache, seq, &tokens, NULL));
     MUST(kvleaf_plan_build(s->plan, s->cache, &entry, 1, &exec));
     MUST(kvleaf_append(s->plan, 0, &k_in, &v_in, &exec));
     MUST(kvleaf_attend(s->plan, 0, &q_in, &result, NULL, &exec));
@@ -105,6 +112,13 @@ void small_step(tour *t, small *s, kvleaf_seq seq, int32_t count, const float *q
     clReleaseMemObject(k_mem);
     clReleaseMemObject(v_mem);
     clReleaseMemObject(out_mem);
+}
+
+void small_step(tour *t, small *s, kvleaf_seq seq, int32_t count, const float *q, const float *k, const float *v,
+                float *out, float *k_back, float *v_back)
+{
+    small_extend(t, s, seq, NULL, count);
+    small_compute(t, s, seq, count, q, k, v, out, k_back, v_back);
 }
 
 int32_t small_table(tour *t, const small *s, kvleaf_seq seq, const char *name, int32_t *table)

@@ -134,6 +134,7 @@ int main(int argc, char **argv)
     tour_skip(&t, 7, "An 8-bit cache holds twice the tokens", "8-bit caches are not in this version");
     figure_waste(&t);
     figure_size(&t);
+    figure_prefix_cache(&t);
     tour_picture(&t, svg);
     finish(&t);
 

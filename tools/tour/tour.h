@@ -51,8 +51,13 @@ typedef struct small {
 void small_open(tour *t, small *s, int32_t num_blocks, int32_t block_size, const int32_t *free_order,
                 int32_t free_count);
 void small_close(small *s);
-/* Adds `count` tokens to the sequence and attends: q, k, v, out [count, heads, dim]. k_back and v_back, where not NULL,
+/* Adds `count` tokens to the sequence; ids NULL: unknown ones. Returns how many the prefix cache has. */
+int32_t small_extend(tour *t, small *s, kvleaf_seq seq, const int32_t *ids, int32_t count);
+/* Computes its next `count` tokens and attends: q, k, v, out [count, heads, dim]. k_back and v_back, where not NULL,
  * receive all of the sequence's K and V, gathered through its table. */
+void small_compute(tour *t, small *s, kvleaf_seq seq, int32_t count, const float *q, const float *k, const float *v,
+                   float *out, float *k_back, float *v_back);
+/* Both, for tokens of unknown ids. */
 void small_step(tour *t, small *s, kvleaf_seq seq, int32_t count, const float *q, const float *k, const float *v,
                 float *out, float *k_back, float *v_back);
 /* Prints the block table as "name  [..]" and puts it in `table` (at least 16); returns its length. */
@@ -67,6 +72,7 @@ void figure_copy_on_write(tour *t);
 void figure_samples(tour *t);
 void figure_waste(tour *t);
 void figure_size(tour *t);
+void figure_prefix_cache(tour *t);
 
 /* A few requests in one pool, as a coloured grid on stdout (not with --json) and, unless svg_path is NULL, as SVG. */
 void tour_picture(tour *t, const char *svg_path);
