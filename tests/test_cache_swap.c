@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "rig.h"
+#include "shim.h"
 
 enum { WINDOW = 10 };
 
@@ -213,6 +214,49 @@ static void test_preemption(void **state)
     rig_close(&r);
 }
 
+/* A return that evicts cached blocks and fails when some layers are written: what the prefix cache still finds is
+ * whole, and the same call succeeds. */
+static void test_failed_return_over_cached_blocks(void **state)
+{
+    (void)state;
+    rig r;
+    rig_params p = params();
+    p.num_blocks = 14;
+    p.opencl = shim_table();
+    shim_reset();
+    rig_open(&r, &p);
+    int32_t prompt[33];
+    for (int32_t i = 0; i < 33; i++)
+        prompt[i] = 900 + i;
+    rig_seq *seq = rig_seq_new(&r);
+    rig_extend(&r, seq, 30);
+    rig_run_one(&r, seq, 30, KVLEAF_FAMILY_AUTO, "prompt");
+    swap_out(&r, seq);
+    rig_seq *cached = rig_seq_new(&r);
+    rig_extend_with(&r, cached, prompt, 33);
+    rig_run_one(&r, cached, 33, KVLEAF_FAMILY_PREFILL, "to be cached");
+    rig_seq_end(&r, cached);
+    const kvleaf_exec exec = rig_exec(&r, &(rig_step){0});
+    shim.fail_only = SHIM_EnqueueWriteBuffer;
+    shim.calls = 0;
+    shim.fail_at = 2; /* K is on its way */
+    kvleaf_blocks_stats before = rig_stats(&r);
+    ASSERT_STATUS(KVLEAF_DEVICE, kvleaf_seq_swap_in(r.cache, seq->seq, &exec));
+    shim.fail_at = 0;
+    shim.fail_only = -1;
+    kvleaf_blocks_stats after = rig_stats(&r);
+    assert_true(after.cached < before.cached); /* some were evicted, or this would show nothing */
+    assert_int_equal(after.used, before.used);
+    rig_seq *hit = rig_seq_new(&r);
+    rig_extend_with(&r, hit, prompt, 33);
+    rig_check_stored(&r, hit, "found after the failure");
+    rig_run_one(&r, hit, 33 - hit->committed, KVLEAF_FAMILY_PREFILL, "behind a hit");
+    rig_seq_end(&r, hit);
+    ASSERT_OK(kvleaf_seq_swap_in(r.cache, seq->seq, &exec));
+    rig_check_stored(&r, seq, "returned");
+    rig_close(&r);
+}
+
 static void test_refusals(void **state)
 {
     (void)state;
@@ -293,8 +337,11 @@ static void test_refusals(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_same_bits),     cmocka_unit_test(test_shared_blocks_go_once),
-        cmocka_unit_test(test_slow_producer), cmocka_unit_test(test_preemption),
+        cmocka_unit_test(test_same_bits),
+        cmocka_unit_test(test_shared_blocks_go_once),
+        cmocka_unit_test(test_slow_producer),
+        cmocka_unit_test(test_preemption),
+        cmocka_unit_test(test_failed_return_over_cached_blocks),
         cmocka_unit_test(test_refusals),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
