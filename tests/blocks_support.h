@@ -333,7 +333,10 @@ static inline void check_entry(const kvleaf_blocks *blocks, int32_t at)
     uint64_t hash[2];
     int32_t children = 0;
     assert_int_equal(kvl_index_find(blocks, &key, hash), at);
-    assert_true(hash[0] == entry->hash[0] && hash[1] == entry->hash[1]);
+    int32_t in_bucket = blocks->index.buckets[entry->hash[0] & (uint64_t)(blocks->index.num_buckets - 1)];
+    while (in_bucket != at && in_bucket != KVL_NO_ENTRY)
+        in_bucket = entries[in_bucket].next_in_bucket;
+    assert_int_equal(in_bucket, at);
     for (int32_t i = 0; i < blocks->block_size; i++)
         assert_true(key.ids[i] != KVL_UNKNOWN);
     if (entry->parent != KVL_NO_ENTRY) {

@@ -96,6 +96,15 @@ static int32_t find_primary(const kvleaf_block_group *groups, int32_t num_groups
     return primary;
 }
 
+/* -1 where it is no power of two. */
+static int32_t log2_of(int32_t value)
+{
+    int32_t shift = 0;
+    while (1 << shift < value)
+        shift++;
+    return 1 << shift == value ? shift : -1;
+}
+
 static kvleaf_status fill_blocks(kvleaf_blocks *blocks, const kvleaf_blocks_params *params,
                                  const kvleaf_block_group *groups, int32_t num_groups)
 {
@@ -105,6 +114,7 @@ static kvleaf_status fill_blocks(kvleaf_blocks *blocks, const kvleaf_blocks_para
     blocks->allocator = params->allocator;
     blocks->num_groups = num_groups;
     blocks->block_size = params->block_size ? params->block_size : DEFAULT_BLOCK_SIZE;
+    blocks->block_shift = log2_of(blocks->block_size);
     blocks->max_sequences = params->max_sequences ? params->max_sequences : DEFAULT_SEQUENCES;
     blocks->max_blocks_per_seq = params->max_blocks_per_seq ? params->max_blocks_per_seq : most;
     blocks->primary = find_primary(groups, num_groups);

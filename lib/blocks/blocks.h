@@ -103,7 +103,7 @@ typedef struct kvl_index {
     int32_t *partners;  /* [the same][num_groups]: the blocks of the other groups, or KVLEAF_NO_BLOCK */
     int32_t *buckets;   /* [num_buckets]: entries by hash, first of a chain */
     int32_t *roots;     /* [num_buckets]: entries without parent by salt, latest first */
-    int32_t num_buckets;
+    int64_t num_buckets;
     uint64_t serial;
     bool one_hash; /* all hashes are the same: for tests */
 } kvl_index;
@@ -159,6 +159,7 @@ typedef struct kvl_sequence {
 struct kvleaf_blocks {
     kvleaf_allocator allocator;
     int32_t block_size, max_sequences, max_blocks_per_seq, num_groups;
+    int32_t block_shift; /* log2 of block_size, or -1: a division costs as much as all else that extend does */
     int32_t primary; /* the group whose blocks the index is about: the first without a window, else of the largest */
     uint64_t tag;    /* the manager's own bits of its handles */
     kvl_group groups[KVL_MAX_GROUPS];
@@ -278,6 +279,23 @@ void kvl_group_unpin(kvleaf_blocks *blocks, int32_t group, int32_t block);
 void kvl_group_settle(kvleaf_blocks *blocks, int32_t group, int32_t block, const kvleaf_seq_params *terms);
 /* Whether a block is cached and its time is over. */
 bool kvl_group_expired(const kvleaf_blocks *blocks, int32_t group, int32_t block);
+
+/* The column of a table where a position is, and its slot in the block there. */
+static inline int32_t kvl_column(const kvleaf_blocks *blocks, int64_t position)
+{
+    return (int32_t)(blocks->block_shift >= 0 ? position >> blocks->block_shift : position / blocks->block_size);
+}
+
+static inline int32_t kvl_slot(const kvleaf_blocks *blocks, int64_t position)
+{
+    return (int32_t)(position - (int64_t)kvl_column(blocks, position) * blocks->block_size);
+}
+
+/* The columns that some tokens take. */
+static inline int32_t kvl_columns(const kvleaf_blocks *blocks, int64_t tokens)
+{
+    return kvl_column(blocks, tokens + blocks->block_size - 1);
+}
 
 static inline bool kvl_block_held(const kvl_block *block)
 {

@@ -70,8 +70,8 @@ static bool plan_growth(const kvleaf_blocks *blocks, const kvl_sequence *sequenc
     if (tokens > most - sequence->extended)
         return false;
     out->found = (int64_t)out->match.blocks * blocks->block_size + out->match.partial_tokens;
-    out->count = (int32_t)kvl_ceil_div(sequence->extended + tokens, blocks->block_size);
-    out->slot = (int32_t)(sequence->extended % blocks->block_size);
+    out->count = kvl_columns(blocks, sequence->extended + tokens);
+    out->slot = kvl_slot(blocks, sequence->extended);
     for (int32_t i = 0; i < blocks->num_groups; i++) {
         const int32_t *table = kvl_sequence_table(sequence, i);
         out->groups[i].copy = tokens > 0 && out->slot > 0 &&

@@ -2,18 +2,25 @@
 #include "blocks/index.h"
 
 #include <string.h>
+
+#define XXH_INLINE_ALL /* the input's size is known but for the ids, and short */
 #include <xxhash.h>
 
 #define MAX_BLOCK_SIZE 256
+
+static void clear_chains(kvl_index *index)
+{
+    for (int64_t i = 0; i < index->num_buckets; i++)
+        index->buckets[i] = index->roots[i] = KVL_NO_ENTRY;
+}
 
 kvleaf_status kvl_index_create(kvleaf_blocks *blocks)
 {
     kvl_index *index = &blocks->index;
     int32_t count = blocks->groups[blocks->primary].num_blocks;
-    int64_t buckets = 1;
-    while (buckets < count && buckets < INT32_MAX / 2)
-        buckets *= 2;
-    index->num_buckets = (int32_t)buckets;
+    index->num_buckets = 1;
+    while (index->num_buckets < count)
+        index->num_buckets *= 2;
     index->entries = kvl_alloc(&blocks->allocator, (size_t)count, sizeof *index->entries);
     if (!index->entries)
         return kvl_fail_memory((size_t)count * sizeof *index->entries);
@@ -21,12 +28,13 @@ kvleaf_status kvl_index_create(kvleaf_blocks *blocks)
     index->partners = kvl_alloc(&blocks->allocator, partners, sizeof *index->partners);
     if (!index->partners)
         return kvl_fail_memory(partners * sizeof *index->partners);
-    index->buckets = kvl_alloc(&blocks->allocator, (size_t)buckets, sizeof *index->buckets);
-    index->roots = kvl_alloc(&blocks->allocator, (size_t)buckets, sizeof *index->roots);
-    if (!index->buckets || !index->roots)
-        return kvl_fail_memory((size_t)buckets * sizeof *index->buckets);
-    for (int64_t i = 0; i < buckets; i++)
-        index->buckets[i] = index->roots[i] = KVL_NO_ENTRY;
+    index->buckets = kvl_alloc(&blocks->allocator, (size_t)index->num_buckets, sizeof *index->buckets);
+    if (!index->buckets)
+        return kvl_fail_memory((size_t)index->num_buckets * sizeof *index->buckets);
+    index->roots = kvl_alloc(&blocks->allocator, (size_t)index->num_buckets, sizeof *index->roots);
+    if (!index->roots)
+        return kvl_fail_memory((size_t)index->num_buckets * sizeof *index->roots);
+    clear_chains(index);
     return KVLEAF_OK;
 }
 
@@ -81,8 +89,12 @@ static bool is_found_by(const kvleaf_blocks *blocks, int32_t block, const kvl_ke
 
 int32_t kvl_index_find(const kvleaf_blocks *blocks, const kvl_key *key, uint64_t hash[2])
 {
+    /* Most blocks are continued in one way: then there is no need to hash. */
+    int32_t at = key->parent == KVL_NO_ENTRY ? KVL_NO_ENTRY : blocks->index.entries[key->parent].first_child;
+    if (at != KVL_NO_ENTRY && is_found_by(blocks, at, key))
+        return at;
     hash_block(blocks, key, hash);
-    int32_t at = *bucket_of(&blocks->index, hash);
+    at = *bucket_of(&blocks->index, hash);
     while (at != KVL_NO_ENTRY && !is_found_by(blocks, at, key))
         at = blocks->index.entries[at].next_in_bucket;
     return at;
@@ -259,7 +271,7 @@ void kvl_index_lengthen(const kvleaf_blocks *blocks, kvl_sequence *sequence, int
 
 void kvl_index_shorten(const kvleaf_blocks *blocks, kvl_sequence *sequence, int32_t count)
 {
-    if (!kvl_index_holds(blocks, sequence))
+    if (count == 0 || !kvl_index_holds(blocks, sequence))
         set_tip(blocks, sequence, 0, KVL_NO_ENTRY);
     int32_t tip = sequence->tip;
     for (int32_t i = sequence->indexed; i > count; i--)
@@ -283,7 +295,7 @@ static void follow_block(kvleaf_blocks *blocks, kvl_sequence *sequence)
     int32_t entry = kvl_index_find(blocks, &key, hash);
     if (entry != KVL_NO_ENTRY && kvl_group_expired(blocks, blocks->primary, entry)) {
         kvl_index_leave(blocks, blocks->primary, entry);
-        entry = KVL_NO_ENTRY;
+        entry = kvl_index_find(blocks, &key, hash);
     }
     if (entry == KVL_NO_ENTRY) {
         kvl_index_enter(blocks, block, &key, hash);
@@ -306,7 +318,7 @@ void kvl_index_follow(kvleaf_blocks *blocks, kvl_sequence *sequence)
     if (!blocks->index.entries || sequence->params.no_prefix || sequence->outdated)
         return;
     int64_t ready = sequence->committed < sequence->known ? sequence->committed : sequence->known;
-    int32_t full = (int32_t)(ready / blocks->block_size);
+    int32_t full = kvl_column(blocks, ready);
     if (sequence->indexed >= full)
         return;
     if (!kvl_index_holds(blocks, sequence))
@@ -346,8 +358,7 @@ kvleaf_status kvleaf_blocks_prefix_clear(kvleaf_blocks *blocks)
         return KVLEAF_OK;
     for (int32_t i = 0; i < blocks->num_groups; i++)
         forget_group(blocks, i);
-    for (int32_t i = 0; i < index->num_buckets; i++)
-        index->buckets[i] = index->roots[i] = KVL_NO_ENTRY;
+    clear_chains(index);
     for (int32_t i = 0; i < blocks->groups[blocks->primary].num_blocks; i++)
         index->entries[i].serial = 0;
     for (int32_t i = 0; i < blocks->max_sequences; i++)

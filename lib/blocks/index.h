@@ -14,12 +14,13 @@
 enum { KVL_PARTIAL_CHILDREN = 8 };
 
 struct kvl_entry {
-    uint64_t hash[2], salt, digest[2];
-    uint64_t serial;                                     /* of its entering, ascending; 0 = not in the index */
-    int32_t parent;                                      /* KVL_NO_ENTRY at a prompt's first block */
-    int32_t first_child, next_sibling, previous_sibling; /* latest first */
+    int32_t parent; /* KVL_NO_ENTRY at a prompt's first block */
     int32_t next_in_bucket;
+    uint64_t salt, digest[2];
+    int32_t first_child, next_sibling, previous_sibling; /* latest first */
     int32_t children, depth;
+    uint64_t serial; /* of its entering, ascending; 0 = not in the index */
+    uint64_t hash[2];
 };
 
 /* What a block would be found by. */
@@ -33,7 +34,7 @@ typedef struct kvl_key {
 kvleaf_status kvl_index_create(kvleaf_blocks *blocks);
 void kvl_index_destroy(kvleaf_blocks *blocks);
 
-/* The entry that is found by a key, or KVL_NO_ENTRY. Fills its hash. */
+/* The entry that is found by a key; else KVL_NO_ENTRY, and the hash to enter it under is filled. */
 int32_t kvl_index_find(const kvleaf_blocks *blocks, const kvl_key *key, uint64_t hash[2]);
 
 /* Enters a block of the primary group, whose ids are in place, under a key that finds nothing. */

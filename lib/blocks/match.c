@@ -63,7 +63,8 @@ kvl_match kvl_match_find(const kvleaf_blocks *blocks, uint64_t salt, int32_t dep
     for (int32_t i = 0; i < most; i++) {
         int64_t token = (int64_t)i * blocks->block_size;
         kvl_content content = {.end = 0};
-        kvl_content_add(&content, tokens, token, blocks->block_size, 0);
+        if (tokens->num_spans > 0)
+            kvl_content_add(&content, tokens, token, blocks->block_size, 0);
         const kvl_key key = {
             .parent = entry,
             .salt = salt,
@@ -72,10 +73,10 @@ kvl_match kvl_match_find(const kvleaf_blocks *blocks, uint64_t salt, int32_t dep
         };
         uint64_t hash[2];
         entry = kvl_index_find(blocks, &key, hash);
-        if (entry == KVL_NO_ENTRY || kvl_group_expired(blocks, blocks->primary, entry))
+        if (entry == KVL_NO_ENTRY || !kvl_index_is_there(blocks, entry, blocks->primary))
             break;
         for (int32_t group = 0; group < blocks->num_groups; group++)
-            if (!kvl_index_is_there(blocks, entry, group))
+            if (group != blocks->primary && !kvl_index_is_there(blocks, entry, group))
                 from[group] = depth + i + 1;
         if (sees_all(blocks, depth + i + 1, from)) {
             match.blocks = i + 1;

@@ -142,7 +142,7 @@ kvleaf_status kvleaf_blocks_seq_create(kvleaf_blocks *blocks, const kvleaf_seq_p
 int32_t kvl_first_seen(const kvleaf_blocks *blocks, int32_t group, int64_t position)
 {
     int32_t window = blocks->groups[group].window;
-    return window > 0 && position >= window ? (int32_t)((position - window + 1) / blocks->block_size) : 0;
+    return window > 0 && position >= window ? kvl_column(blocks, position - window + 1) : 0;
 }
 
 void kvl_sequence_note_peak(const kvleaf_blocks *blocks, kvl_sequence *sequence)
@@ -172,7 +172,7 @@ void kvl_sequence_leave_windows(kvleaf_blocks *blocks, kvl_sequence *sequence)
 static kvleaf_status check_windows(const kvleaf_blocks *blocks, const kvl_sequence *sequence, const char *field,
                                    int64_t length)
 {
-    int64_t count = kvl_ceil_div(length, blocks->block_size);
+    int32_t count = kvl_columns(blocks, length);
     for (int32_t i = 0; i < blocks->num_groups; i++) {
         int32_t first = kvl_first_seen(blocks, i, length);
         if (first < count && first < sequence->first_held[i])
@@ -203,7 +203,7 @@ static void share(kvleaf_blocks *blocks, const kvl_sequence *parent, int64_t pos
     child->indexed = parent->indexed;
     child->tip = parent->tip;
     child->tip_serial = parent->tip_serial;
-    kvl_index_shorten(blocks, child, (int32_t)(pos / blocks->block_size));
+    kvl_index_shorten(blocks, child, kvl_column(blocks, pos));
     kvl_sequence_note_peak(blocks, child);
     blocks->tokens += pos;
 }
@@ -220,7 +220,7 @@ kvleaf_status kvleaf_blocks_seq_fork(kvleaf_blocks *blocks, kvleaf_seq seq, int6
         return kvl_fail_null("child");
     if (pos < 0 || pos > parent->committed)
         return kvl_fail_range("pos", pos, 0, parent->committed);
-    int32_t count = (int32_t)kvl_ceil_div(pos, blocks->block_size);
+    int32_t count = kvl_columns(blocks, pos);
     status = check_windows(blocks, parent, "pos", pos);
     if (!status)
         status = next_slot(blocks, &made);
@@ -235,7 +235,7 @@ kvleaf_status kvleaf_blocks_seq_fork(kvleaf_blocks *blocks, kvleaf_seq seq, int6
 
 kvleaf_status kvl_sequence_cut(kvleaf_blocks *blocks, kvl_sequence *sequence, int64_t length)
 {
-    int32_t keep = (int32_t)kvl_ceil_div(length, blocks->block_size), first[KVL_MAX_GROUPS];
+    int32_t keep = kvl_columns(blocks, length), first[KVL_MAX_GROUPS];
     int32_t groups = keep < sequence->count ? blocks->num_groups : 0; /* that have something to give back */
     for (int32_t i = 0; i < groups; i++) {
         first[i] = keep > sequence->first_held[i] ? keep : sequence->first_held[i];
@@ -259,7 +259,7 @@ kvleaf_status kvl_sequence_cut(kvleaf_blocks *blocks, kvl_sequence *sequence, in
         sequence->known = length;
     sequence->planned = sequence->committed;
     sequence->outdated = sequence->outdated && length > 0;
-    kvl_index_shorten(blocks, sequence, (int32_t)(length / blocks->block_size));
+    kvl_index_shorten(blocks, sequence, kvl_column(blocks, length));
     return KVLEAF_OK;
 }
 

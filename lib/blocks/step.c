@@ -63,7 +63,7 @@ kvleaf_status kvleaf_blocks_step_begin(kvleaf_blocks *blocks, const kvleaf_seq *
 /* Whether a block where the sequence's planned tokens begin still waits for the committed ones before them. */
 static bool copy_pending(const kvleaf_blocks *blocks, const kvl_sequence *sequence)
 {
-    int32_t at = (int32_t)(sequence->committed / blocks->block_size);
+    int32_t at = kvl_column(blocks, sequence->committed);
     for (int32_t i = 0; i < blocks->num_groups; i++)
         if (blocks->groups[i].blocks[kvl_sequence_table(sequence, i)[at]].copy != KVL_NO_COPY)
             return true; /* no window has left behind what comes next */
@@ -98,7 +98,7 @@ static kvleaf_status commit(kvleaf_blocks *blocks, kvl_sequence *sequence, int64
     kvleaf_status status = KVLEAF_OK;
     int64_t before = sequence->committed, planned = sequence->planned;
     for (int32_t i = 0; reached > before && i < blocks->num_groups; i++)
-        for (int64_t at = before / blocks->block_size; at * blocks->block_size < reached; at++)
+        for (int32_t at = kvl_column(blocks, before); at < kvl_columns(blocks, reached); at++)
             kvl_swap_unlink(&blocks->groups[i], kvl_sequence_table(sequence, i)[at]);
     sequence->committed = sequence->planned = reached;
     if (reached < planned)

@@ -208,7 +208,7 @@ static int32_t indexed_blocks(const kvleaf_blocks *blocks, const kvl_sequence *s
         sequence->first_held[blocks->primary] > 0)
         return 0;
     int64_t ready = sequence->committed < sequence->known ? sequence->committed : sequence->known;
-    return (int32_t)(ready / blocks->block_size);
+    return kvl_column(blocks, ready);
 }
 
 /* Lists what each entry of the tables becomes: a block that holds the same already, or none yet. */

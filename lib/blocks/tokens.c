@@ -69,7 +69,7 @@ void kvl_tokens_write(kvleaf_blocks *blocks, const kvl_sequence *sequence, int64
 {
     const int32_t *table = kvl_sequence_table(sequence, blocks->primary);
     while (from < tokens->count) {
-        int32_t block = table[position / blocks->block_size], slot = (int32_t)(position % blocks->block_size);
+        int32_t block = table[kvl_column(blocks, position)], slot = kvl_slot(blocks, position);
         int32_t *ids = kvl_block_ids(blocks, block) + slot;
         int64_t left = tokens->count - from;
         int32_t count = left < blocks->block_size - slot ? (int32_t)left : blocks->block_size - slot;
@@ -78,7 +78,8 @@ void kvl_tokens_write(kvleaf_blocks *blocks, const kvl_sequence *sequence, int64
         for (int32_t i = 0; !tokens->ids && i < count; i++)
             ids[i] = KVL_UNKNOWN;
         content_begin(&blocks->contents[block], slot);
-        kvl_content_add(&blocks->contents[block], tokens, from, count, slot);
+        if (tokens->num_spans > 0)
+            kvl_content_add(&blocks->contents[block], tokens, from, count, slot);
         position += count;
         from += count;
     }
@@ -90,15 +91,33 @@ void kvl_tokens_copy(kvleaf_blocks *blocks, int32_t from, int32_t to, int32_t sl
     blocks->contents[to] = blocks->contents[from];
 }
 
+/* Leading ids that are known. Most often all are, which is found without a branch on each. */
+static int32_t leading_known(const int32_t *ids, int32_t count)
+{
+    int32_t unknown = 0, known = 0;
+    for (int32_t i = 0; i < count; i++)
+        unknown += ids[i] == KVL_UNKNOWN;
+    if (unknown == 0)
+        return count;
+    while (ids[known] != KVL_UNKNOWN)
+        known++;
+    return known;
+}
+
 int64_t kvl_tokens_known(const kvleaf_blocks *blocks, const kvl_sequence *sequence)
 {
     const int32_t *table = kvl_sequence_table(sequence, blocks->primary);
     int64_t known = sequence->known;
     while (known < sequence->extended && sequence->residence == KVL_RESIDENT) {
-        int32_t block = table[known / blocks->block_size];
-        if (block == KVLEAF_NO_BLOCK || kvl_block_ids(blocks, block)[known % blocks->block_size] == KVL_UNKNOWN)
-            break;
-        known++;
+        int32_t block = table[kvl_column(blocks, known)], slot = kvl_slot(blocks, known);
+        int64_t left = sequence->extended - known;
+        int32_t count = left < blocks->block_size - slot ? (int32_t)left : blocks->block_size - slot;
+        if (block == KVLEAF_NO_BLOCK)
+            return known;
+        int32_t more = leading_known(kvl_block_ids(blocks, block) + slot, count);
+        known += more;
+        if (more < count)
+            return known;
     }
     return known;
 }
@@ -115,8 +134,8 @@ static kvleaf_status check_range(int64_t start, const int32_t *ids, int64_t coun
 /* Where the id of a token is, or NULL where it went with its block. */
 static int32_t *id_of(const kvleaf_blocks *blocks, const kvl_sequence *sequence, int64_t token)
 {
-    int32_t block = kvl_sequence_table(sequence, blocks->primary)[token / blocks->block_size];
-    return block == KVLEAF_NO_BLOCK ? NULL : kvl_block_ids(blocks, block) + token % blocks->block_size;
+    int32_t block = kvl_sequence_table(sequence, blocks->primary)[kvl_column(blocks, token)];
+    return block == KVLEAF_NO_BLOCK ? NULL : kvl_block_ids(blocks, block) + kvl_slot(blocks, token);
 }
 
 static kvleaf_status fail_gone(int64_t token)
