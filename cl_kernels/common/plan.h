@@ -14,9 +14,13 @@
 
 /* A piece of work of the decode family. Splits lie at multiples of split_tokens; a row's split 0 is the one that its
  * first key lies in. */
-#define SPLIT_INTS 2
+#define SPLIT_INTS 5
 #define SPLIT_ROW 0
 #define SPLIT_INDEX 1
+#define SPLIT_ROWS 2        /* rows from SPLIT_ROW on that have the split's keys in the same blocks; 1 where the variant
+                               takes no more, which then reads no further */
+#define SPLIT_KV_HEAD 3     /* its first KV head */
+#define SPLIT_KV_HEADS 4
 
 /* The same for a kernel that folds its splits itself: run r covers splits r * run_splits .. + run_splits - 1 of the
  * row. The row's fields are repeated, so that a work-group has all of its task in one read. */

@@ -3,7 +3,8 @@
 /* Decode for CPUs with wide vectors: one work-item a work-group, as many as compute units, taking work from a
  * counter.
  *
- * A piece of work is a (row, split) with all its KV heads, or some of them where there are few splits. Memory
+ * A piece of work is a (row, split) with all its KV heads, or some of them where there are few splits; or a split of
+ * several rows that have it in the same blocks, which then is read once for all of them. For one row memory
  * decides the speed: one core gets three times the bandwidth from a few long streams that it gets from scattered
  * lines. Four units of 16 tokens are read side by side, each run on through the heads of its block, and every line
  * is prefetched one step ahead in the same streams, across the ends of K, V and the piece.
@@ -39,11 +40,12 @@
 #define PIECES_A_UNIT 4
 
 typedef struct piece {
-    int q_token, table, partial; /* the row's, plan.h; partial is the split's */
+    __global const int *row;     /* the first of its rows, plan.h */
+    int rows, split, table;
     int first_token, tokens;     /* of the split, whole units before the window left out; 0 tokens: the row sees none */
     int skip;                    /* tokens of the first unit that lie before the window */
     int kv_head, kv_heads;
-    int head, tiles;             /* the first head within the group, and its register tiles */
+    int head, tiles;             /* the first head within the group, and the register tiles of all rows */
 } piece;
 
 /* KV heads of a piece: all that fit, fewer where that leaves compute units without work. */
@@ -60,32 +62,38 @@ inline piece find_piece(__global const int *meta, int4 work, int num_kv_heads, i
     int head_pieces = (num_kv_heads + kv_heads - 1) / kv_heads;
     __global const int *item = meta + work.s1 + index / (head_pieces * GROUP_PIECES) * SPLIT_INTS;
     __global const int *row = meta + work.s0 + item[SPLIT_ROW] * ROW_INTS;
-    int first = first_of_row(row), split = item[SPLIT_INDEX], begin = (first / SPLIT_TOKENS + split) * SPLIT_TOKENS;
+    int first = first_of_row(row), begin = (first / SPLIT_TOKENS + item[SPLIT_INDEX]) * SPLIT_TOKENS;
     int tile = index % GROUP_PIECES * PIECE_TILES;
-    found.q_token = row[ROW_Q_TOKEN];
+    found.row = row;
+    found.rows = item[SPLIT_ROWS];
+    found.split = item[SPLIT_INDEX];
     found.table = row[ROW_TABLE];
-    found.partial = row[ROW_PARTIAL] + split;
     found.first_token = max(begin, first / UNIT_TOKENS * UNIT_TOKENS);
     found.tokens = clamp(row[ROW_VISIBLE], found.first_token, begin + SPLIT_TOKENS) - found.first_token;
     found.skip = max(first - found.first_token, 0);
-    found.kv_head = index / GROUP_PIECES % head_pieces * kv_heads;
-    found.kv_heads = min(kv_heads, num_kv_heads - found.kv_head);
+    found.kv_head = item[SPLIT_KV_HEAD] + index / GROUP_PIECES % head_pieces * kv_heads;
+    found.kv_heads = min(kv_heads, item[SPLIT_KV_HEAD] + item[SPLIT_KV_HEADS] - found.kv_head);
     found.head = tile * TILE_HEADS;
-    found.tiles = min(PIECE_TILES, GROUP_TILES - tile);
+    found.tiles = min(PIECE_TILES, GROUP_TILES - tile) * found.rows;
+    if (found.kv_heads <= 0) /* the item has fewer KV heads than others: nothing is left of it */
+        found.kv_heads = found.tokens = 0;
     return found;
 }
 
-/* Rows of the private arrays: [kv head of the piece][head of its tiles]. */
-#define PIECE_ROW(kv, tile) ((kv) * KV_HEAD_ROWS + (tile) * TILE_HEADS)
+/* Rows of the private arrays: [kv head of the piece][row of the piece][head of its tiles]. Where a group is more than
+ * one piece, pieces have one row. */
+#define PIECE_ROW(now, kv, tile) ((kv) * (now)->rows * KV_HEAD_ROWS + (tile) * TILE_HEADS)
 
 inline void load_q(__global const Q_ELEM *q, long4 q_view, const piece *now, float scale, float16 *q_rows)
 {
+    int heads = now->tiles / now->rows * TILE_HEADS;
     for (int kv = 0; kv < now->kv_heads; kv++) {
-        for (int i = 0; i < now->tiles * TILE_HEADS; i++) {
-            long head = (now->kv_head + kv) * GROUP + min(now->head + i, GROUP - 1);
-            __global const Q_ELEM *row = q + q_view.s0 + now->q_token * q_view.s1 + head * q_view.s2;
+        for (int i = 0; i < now->rows * heads; i++) {
+            long token = now->row[i / heads * ROW_INTS + ROW_Q_TOKEN];
+            long head = (now->kv_head + kv) * GROUP + min(now->head + i % heads, GROUP - 1);
+            __global const Q_ELEM *row = q + q_view.s0 + token * q_view.s1 + head * q_view.s2;
             for (int v = 0; v < VECTORS; v++)
-                q_rows[(PIECE_ROW(kv, 0) + i) * VECTORS + v] = load_q_vector(row, v) * scale;
+                q_rows[(PIECE_ROW(now, kv, 0) + i) * VECTORS + v] = load_q_vector(row, v) * scale;
         }
     }
 }
@@ -203,11 +211,15 @@ inline void softmax_row(float16 *scores, int skip, int tokens, float *row_max, f
 inline void store_partials(__global float *partials, int num_heads, const piece *now, const float16 *acc,
                            const float *row_max, const float *row_sum)
 {
+    int heads = now->tiles / now->rows * TILE_HEADS;
     for (int kv = 0; kv < now->kv_heads; kv++) {
-        for (int i = 0; i < min(now->tiles * TILE_HEADS, GROUP - now->head); i++) {
-            int row = PIECE_ROW(kv, 0) + i;
-            long head = (now->kv_head + kv) * GROUP + now->head + i;
-            __global float *partial = partials + ((long)now->partial * num_heads + head) * PARTIAL_STRIDE(HEAD_DIM);
+        for (int i = 0; i < now->rows * heads; i++) {
+            if (now->head + i % heads >= GROUP)
+                continue;
+            int row = PIECE_ROW(now, kv, 0) + i;
+            long index = now->row[i / heads * ROW_INTS + ROW_PARTIAL] + now->split;
+            long head = (now->kv_head + kv) * GROUP + now->head + i % heads;
+            __global float *partial = partials + (index * num_heads + head) * PARTIAL_STRIDE(HEAD_DIM);
             for (int v = 0; v < VECTORS; v++)
                 store16_f32(acc[row * VECTORS + v], partial + v * LANES);
             partial[PARTIAL_M(HEAD_DIM)] = row_max[row];
@@ -270,10 +282,10 @@ inline reading find_reading(const unit_pointer *unit, const piece *now, long hea
 
 /* Of the streams, those that a tile of heads prefetches: the tiles share them out, so that memory is busy all the time.
  * The others get the lines in use. */
-inline void share_ahead(const reading *at, int tile, unit_pointer *ahead)
+inline void share_ahead(const reading *at, int tile, int tiles, unit_pointer *ahead)
 {
     for (int x = 0; x < STREAMS; x++)
-        ahead[x] = GROUP_TILES == 1 || x % PIECE_TILES == tile ? at->ahead[x] : at->unit[x];
+        ahead[x] = x * min(tiles, STREAMS) / STREAMS == tile ? at->ahead[x] : at->unit[x];
 }
 
 inline void score_piece(const streams *from, const piece *now, long head_stride, const float16 *q_rows, float16 *scores)
@@ -283,9 +295,9 @@ inline void score_piece(const streams *from, const piece *now, long head_stride,
             for (int part = 0; part < PARTS; part++) {
                 reading at = find_reading(from->unit + group * STREAMS, now, head_stride, kv, part);
                 for (int tile = 0; tile < now->tiles; tile++) {
-                    int row = PIECE_ROW(kv, tile);
+                    int row = PIECE_ROW(now, kv, tile);
                     unit_pointer ahead[STREAMS];
-                    share_ahead(&at, tile, ahead);
+                    share_ahead(&at, tile, now->tiles, ahead);
                     add_scores((const float *)(q_rows + row * VECTORS + part * PART_VECTORS), at.unit, ahead, part == 0,
                                PART_DIMS(part), scores + row * SPLIT_UNITS + group * STREAMS);
                 }
@@ -302,11 +314,11 @@ inline void sum_piece(const streams *from, const piece *now, long head_stride, c
             for (int part = 0; part < PARTS; part++) {
                 reading at = find_reading(from->unit + (from->groups + group) * STREAMS, now, head_stride, kv, part);
                 for (int tile = 0; tile < now->tiles; tile++) {
-                    int row = PIECE_ROW(kv, tile);
+                    int row = PIECE_ROW(now, kv, tile);
                     const float *weights = (const float *)(scores + row * SPLIT_UNITS + group * STREAMS);
                     float16 *sums = acc + row * VECTORS + part * PART_VECTORS;
                     unit_pointer ahead[STREAMS];
-                    share_ahead(&at, tile, ahead);
+                    share_ahead(&at, tile, now->tiles, ahead);
                     if (part < FULL_PARTS)
                         add_values(weights, at.unit, ahead, skip, tokens, PART_VECTORS, sums);
                     else
@@ -339,8 +351,8 @@ inline void score_piece(__global const KV_ELEM *k, long4 view, __global const in
             for (int x = 0; x < STREAMS; x++)
                 stage_k(k + kv * view.s3, at + x * UNIT_TOKENS, kv + 1 < now->kv_heads ? view.s3 : 0, staged[x]);
             for (int tile = 0; tile < now->tiles; tile++)
-                add_scores((const float *)(q_rows + PIECE_ROW(kv, tile) * VECTORS), unit, unit, true, HEAD_DIM,
-                           scores + PIECE_ROW(kv, tile) * SPLIT_UNITS + group * STREAMS);
+                add_scores((const float *)(q_rows + PIECE_ROW(now, kv, tile) * VECTORS), unit, unit, true, HEAD_DIM,
+                           scores + PIECE_ROW(now, kv, tile) * SPLIT_UNITS + group * STREAMS);
         }
     }
 }
@@ -357,7 +369,7 @@ inline void sum_piece(__global const KV_ELEM *v, long4 view, __global const int 
             for (int x = 0; x < STREAMS; x++)
                 stage_v(v + kv * view.s3, at + x * UNIT_TOKENS, kv + 1 < now->kv_heads ? view.s3 : 0, staged[x]);
             for (int i = 0; i < now->tiles * PARTS; i++) {
-                int part = i % PARTS, row = PIECE_ROW(kv, i / PARTS);
+                int part = i % PARTS, row = PIECE_ROW(now, kv, i / PARTS);
                 unit_pointer unit[STREAMS];
                 for (int x = 0; x < STREAMS; x++)
                     unit[x] = staged[x] + part * PART / LANES;
@@ -387,7 +399,7 @@ kvl_decode(__global const Q_ELEM *q, long4 q_view, __global const KV_ELEM *k, lo
         int following = take_work(counter);
         piece now = find_piece(meta, work, shape.s1, kv_heads, index);
         load_q(q, q_view, &now, scale_log2, q_rows);
-        for (int i = 0; i < now.kv_heads * KV_HEAD_ROWS * VECTORS; i++)
+        for (int i = 0; i < PIECE_ROW(&now, now.kv_heads, 0) * VECTORS; i++)
             acc[i] = (float16)(0.0f);
 #if KV_LAYOUT == LAYOUT_CPU16
         piece next = find_piece(meta, work, shape.s1, kv_heads, min(following, pieces - 1));
@@ -398,7 +410,7 @@ kvl_decode(__global const Q_ELEM *q, long4 q_view, __global const KV_ELEM *k, lo
         score_piece(k, k_view, table, &now, q_rows, scores);
 #endif
         for (int kv = 0; kv < now.kv_heads; kv++)
-            for (int row = PIECE_ROW(kv, 0); row < PIECE_ROW(kv, now.tiles); row++)
+            for (int row = PIECE_ROW(&now, kv, 0); row < PIECE_ROW(&now, kv, now.tiles); row++)
                 softmax_row(scores + row * SPLIT_UNITS, now.skip, now.tokens, row_max + row, row_sum + row);
 #if KV_LAYOUT == LAYOUT_CPU16
         sum_piece(&from, &now, v_view.s3, scores, acc);

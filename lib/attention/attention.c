@@ -213,20 +213,25 @@ kvleaf_status kvl_attention_begin(kvleaf_attention *attention, const kvleaf_exec
                                     exec->event_out);
 }
 
+/* Starts a call that reads or writes a view, which it checks. `paged`: what it needs blocks for, or NULL. */
+static kvleaf_status begin_with_view(kvleaf_attention *attention, const kvleaf_kv_view *view, const kvleaf_exec *exec,
+                                     const char *paged, kvl_chain *chain, kvl_view *bound)
+{
+    kvleaf_status status = kvl_attention_begin(attention, exec, chain);
+    if (status)
+        return status;
+    if (paged && !attention->params.geometry.block_size)
+        return kvl_fail(KVLEAF_INVALID, "block_size", 0, 1, "contiguous K/V (block_size 0) %s", paged);
+    return kvl_engine_view(attention->engine, view, bound);
+}
+
 kvleaf_status kvleaf_attention_append(kvleaf_attention *attention, const kvleaf_tensor *k, const kvleaf_tensor *v,
                                       const kvleaf_kv_view *view, const kvleaf_exec *exec)
 {
     kvl_chain chain;
     kvl_view bound;
-    kvleaf_status status = kvl_attention_begin(attention, exec, &chain);
-    if (status)
-        return status;
-    if (!attention->params.geometry.block_size)
-        return kvl_fail(KVLEAF_INVALID, "block_size", 0, 1, "contiguous K/V (block_size 0) have no slots to append to");
-    status = kvl_engine_view(attention->engine, view, &bound);
-    if (!status)
-        status = kvl_engine_append(attention->engine, k, v, &bound, &chain);
-    return kvl_chain_end(&chain, status);
+    kvleaf_status status = begin_with_view(attention, view, exec, "have no slots to append to", &chain, &bound);
+    return status ? status : kvl_chain_end(&chain, kvl_engine_append(attention->engine, k, v, &bound, &chain));
 }
 
 kvleaf_status kvleaf_attention_attend(kvleaf_attention *attention, const kvleaf_tensor *q, const kvleaf_kv_view *view,
@@ -234,13 +239,10 @@ kvleaf_status kvleaf_attention_attend(kvleaf_attention *attention, const kvleaf_
 {
     kvl_chain chain;
     kvl_view bound;
-    kvleaf_status status = kvl_attention_begin(attention, exec, &chain);
-    if (status)
-        return status;
-    status = kvl_engine_view(attention->engine, view, &bound);
-    if (!status)
-        status = kvl_engine_attend(attention->engine, q, &bound, out, lse, attention->softmax_scale, &chain);
-    return kvl_chain_end(&chain, status);
+    kvleaf_status status = begin_with_view(attention, view, exec, NULL, &chain, &bound);
+    return status ? status
+                  : kvl_chain_end(&chain, kvl_engine_attend(attention->engine, q, &bound, out, lse,
+                                                            attention->softmax_scale, &chain));
 }
 
 kvleaf_status kvleaf_attention_gather(kvleaf_attention *attention, const kvleaf_kv_view *view, const kvleaf_tensor *k,
@@ -248,15 +250,8 @@ kvleaf_status kvleaf_attention_gather(kvleaf_attention *attention, const kvleaf_
 {
     kvl_chain chain;
     kvl_view bound;
-    kvleaf_status status = kvl_attention_begin(attention, exec, &chain);
-    if (status)
-        return status;
-    if (!attention->params.geometry.block_size)
-        return kvl_fail(KVLEAF_INVALID, "block_size", 0, 1, "contiguous K/V (block_size 0) need no gathering");
-    status = kvl_engine_view(attention->engine, view, &bound);
-    if (!status)
-        status = kvl_engine_gather(attention->engine, &bound, k, v, &chain);
-    return kvl_chain_end(&chain, status);
+    kvleaf_status status = begin_with_view(attention, view, exec, "need no gathering", &chain, &bound);
+    return status ? status : kvl_chain_end(&chain, kvl_engine_gather(attention->engine, &bound, k, v, &chain));
 }
 
 kvleaf_status kvleaf_attention_merge(kvleaf_attention *attention, int32_t n, int32_t rows, const kvleaf_tensor *outs,

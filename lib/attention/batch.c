@@ -203,6 +203,7 @@ static void fill(kvleaf_attention *attention, const kvleaf_batch *batch, const k
             continue;
         }
         seq->table = (int32_t)table;
+        seq->blocks = batch->block_table + i * batch->block_table_stride;
         for (int64_t k = 0; k < kvl_ceil_div(keys, block_size); k++)
             staging->table[table++] = batch->block_table[i * batch->block_table_stride + k];
     }

@@ -9,6 +9,7 @@
 #define PARTIAL_BYTES sizeof(float)
 #define MIN_COUNTERS  4
 #define PADDED_DIM    64 /* a variant may work on head_dim rounded up to this */
+#define BUCKETS_A_ROW 4  /* a power of two of them, at least twice the rows */
 #define UPDATE_GROUP  64 /* work-items a work-group of the table kernel */
 
 static bool builds(const kvl_engine_params *params, kvl_operation operation)
@@ -49,7 +50,9 @@ static uint64_t host_bytes(const kvl_engine *engine)
 {
     const kvl_engine_params *params = &engine->params;
     uint64_t slot = sizeof(kvl_slot) + (uint64_t)engine->capacity.ints * sizeof(int32_t);
-    return sizeof *engine + slot * (uint64_t)params->steps_in_flight + (uint64_t)params->max_seqs * sizeof(int32_t);
+    uint64_t row = sizeof(kvl_row) + (3 + BUCKETS_A_ROW) * sizeof(int32_t);
+    return sizeof *engine + slot * (uint64_t)params->steps_in_flight + (uint64_t)params->max_seqs * sizeof(int32_t) +
+           row * (uint64_t)engine->capacity.rows;
 }
 
 /* The variant of each operation as the device would choose it, without building: for sizes, the first that is not
@@ -168,6 +171,14 @@ static kvleaf_status make_buffers(kvl_engine *engine)
     engine->slots = kvl_alloc(allocator, (size_t)params->steps_in_flight, sizeof *engine->slots);
     if (!engine->order || !engine->slots)
         return kvl_fail_memory((size_t)params->max_seqs * sizeof *engine->order);
+    size_t rows = (size_t)engine->capacity.rows;
+    engine->rows = kvl_alloc(allocator, rows, sizeof *engine->rows);
+    engine->row_order = kvl_alloc(allocator, rows, sizeof *engine->row_order);
+    engine->shared = kvl_alloc(allocator, rows, sizeof *engine->shared);
+    engine->keys = kvl_alloc(allocator, rows, sizeof *engine->keys);
+    engine->buckets = kvl_alloc(allocator, rows, BUCKETS_A_ROW * sizeof *engine->buckets);
+    if (!engine->rows || !engine->row_order || !engine->shared || !engine->keys || !engine->buckets)
+        return kvl_fail_memory(rows * sizeof *engine->rows);
     for (int32_t i = 0; i < params->steps_in_flight; i++) {
         engine->slots[i].host = kvl_alloc(allocator, ints, sizeof(int32_t));
         if (!engine->slots[i].host)
@@ -232,7 +243,9 @@ void kvl_engine_destroy(kvl_engine **at)
         if (buffers[i])
             device->cl->ReleaseMemObject(buffers[i]);
     }
-    kvl_free(&device->allocator, engine->order);
+    void *arrays[] = {engine->order, engine->rows, engine->row_order, engine->shared, engine->keys, engine->buckets};
+    for (size_t i = 0; i < sizeof arrays / sizeof *arrays; i++)
+        kvl_free(&device->allocator, arrays[i]);
     kvl_free(&device->allocator, engine);
     kvl_device_release(device);
 }

@@ -62,6 +62,7 @@ typedef struct kvl_step_seq {
     int32_t table;         /* entry of the block table where it starts; contiguous: its first token */
     kvleaf_family family;
     kvleaf_mask mask;
+    const int32_t *blocks; /* the same table on the host, to find what sequences share; or NULL */
 } kvl_step_seq;
 
 typedef struct kvl_step {

@@ -2,7 +2,7 @@
 #ifndef KVL_ATTENTION_STATE_H
 #define KVL_ATTENTION_STATE_H
 
-/* The engine's insides, shared by engine.c, schedule.c, tensors.c and launch.c. */
+/* The engine's insides, shared by engine.c, schedule.c, rows.c, tensors.c and launch.c. */
 
 #include "attention/engine.h"
 
@@ -30,6 +30,14 @@ typedef struct kvl_slot {
     cl_event uploaded; /* of the write that reads it; NULL = free */
 } kvl_slot;
 
+/* A row of the decode family, which sees the keys first .. end-1 of its sequence: first may be negative, end too where
+ * it sees none. */
+typedef struct kvl_row {
+    int32_t seq, q_token, table;
+    int32_t first, end, splits;
+    const int32_t *blocks; /* its table on the host, where it may share splits from the first on; else NULL */
+} kvl_row;
+
 struct kvl_engine {
     kvleaf_device *device;
     kvl_engine_params params;
@@ -39,7 +47,11 @@ struct kvl_engine {
     kvl_capacity capacity;
     int32_t tile_queries, tile_heads; /* of a prefill item */
     kvl_slot *slots;                  /* [params.steps_in_flight] */
-    int32_t *order;                   /* [max_seqs] scratch: sequences by descending prefill work */
+    int32_t *order;                   /* [max_seqs] scratch: prefill entries by descending work */
+    kvl_row *rows;                    /* [capacity.rows] scratch: of the step, in the order of the batch */
+    int32_t *row_order, *shared;      /* [capacity.rows] scratch: rows as they stand on the device, and how many splits
+                                         of each are also the next one's */
+    int32_t *keys, *buckets;          /* [capacity.rows], [4 * capacity.rows] scratch of the order */
     kvl_slot *open;                   /* begun and not submitted */
     kvl_schedule begun, now;
     cl_int failure; /* of an upload, on the device */
@@ -55,7 +67,30 @@ kvleaf_status kvl_schedule_capacity(const kvl_engine *engine, kvl_capacity *out)
 kvleaf_status kvl_schedule_begin(const kvl_engine *engine, const kvl_counts *counts, kvl_schedule *out);
 
 /* Writes the schedule of a step behind the caller's sections. */
-kvleaf_status kvl_schedule_build(const kvl_engine *engine, const kvl_step *step, int32_t *meta, kvl_schedule *schedule);
+kvleaf_status kvl_schedule_build(kvl_engine *engine, const kvl_step *step, int32_t *meta, kvl_schedule *schedule);
+
+/* Where a sequence's table starts for the kernels. */
+int32_t kvl_table_start(const kvl_engine *engine, const kvl_step *step, const kvl_schedule *at,
+                        const kvl_step_seq *seq);
+
+/* A record for portable/resolve.cl: the int at `target` is lowered to a sequence's length less `subtract`. */
+#define KVL_RESOLVE_INTS 3
+static inline int32_t *kvl_put_resolve(int32_t *record, int32_t target, int32_t seq, int32_t subtract)
+{
+    record[0] = target;
+    record[1] = seq;
+    record[2] = subtract;
+    return record + KVL_RESOLVE_INTS;
+}
+
+/* Ints of a piece of decode work, by the variant. */
+int32_t kvl_rows_item_ints(const kvl_engine *engine);
+/* Takes the step's decode rows in. False: their splits are more than the capacity. */
+bool kvl_rows_collect(kvl_engine *engine, const kvl_step *step, kvl_schedule *at, int64_t *splits);
+/* Orders them so that those that share splits are neighbours, where sharing is wanted. */
+void kvl_rows_order(kvl_engine *engine, int32_t num_rows);
+/* Writes rows, pieces and, at `resolve`, the rows' records. */
+void kvl_rows_write(const kvl_engine *engine, const kvl_step *step, int32_t *meta, kvl_schedule *at, int32_t *resolve);
 
 /* A tensor as a kernel takes it. */
 typedef struct kvl_bound {

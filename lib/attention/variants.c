@@ -62,7 +62,9 @@ static const char *needs_dim8(const kvleaf_caps *caps, const kvl_geometry *geome
     return geometry->kv_dtype == KVLEAF_F32 ? "16-byte loads are of 16-bit elements" : NULL;
 }
 
-#define SWIZZLE_DIMS 64
+#define SWIZZLE_DIMS    64
+#define CPU_TILE_HEADS  6
+#define CPU_PIECE_HEADS 96
 
 static const char *needs_hopper(const kvleaf_caps *caps, const kvl_geometry *geometry)
 {
@@ -102,6 +104,14 @@ static int32_t hopper_run(const kvl_geometry *geometry)
     int64_t padded = kvl_ceil_div(geometry->head_dim, SWIZZLE_DIMS) * SWIZZLE_DIMS;
     int64_t values = 2 * kvl_ceil_div(padded * pairs, 256);
     return values <= 4 ? 16 : values <= 8 ? 4 : 1;
+}
+
+/* By the query heads that a piece has room for: MOST_PIECE_HEADS in cpu/decode.cl, and its tiles of a group. */
+static int32_t cpu_pairs(const kvl_geometry *geometry)
+{
+    int32_t group = geometry->num_heads / geometry->num_kv_heads;
+    int32_t tiles = (int32_t)kvl_ceil_div(group, CPU_TILE_HEADS);
+    return CPU_PIECE_HEADS / (tiles * (int32_t)kvl_ceil_div(group, tiles));
 }
 
 static const kvl_variant append_table[] = {
@@ -168,7 +178,9 @@ static const kvl_variant decode_table[] = {
      .windows = true,
      .work_group = 1,
      .persistent = true,
-     .split_tokens = 512},
+     .split_tokens = 512,
+     .shared_pairs = cpu_pairs,
+     .share_from = 2},
 };
 
 static const kvl_variant prefill_table[] = {

@@ -192,6 +192,8 @@ static kvleaf_status submit_group(kvleaf_plan *plan, int32_t group, kvl_chain *c
 {
     const kvl_cache_group *at = &plan->cache->groups[group];
     kvl_engine *engine = plan->groups[group].engine;
+    for (int32_t i = 0; i < plan->num_entries; i++)
+        plan->steps[i].blocks = kvl_sequence_table(plan->sequences[i], group);
     const kvl_step step = step_of(plan, group, plan->num_entries);
     kvleaf_status status = kvl_engine_submit(engine, &step, chain);
     if (status)

@@ -9,6 +9,8 @@
 static const char *const bench_names[] = {"decode", "prefill", "append", "blocks", "prefix"};
 static const char *const layout_names[] = {"auto", "strided", "rows", "cpu16", "dim8", "swizzle8", NULL};
 
+static const char *const sharing_names[] = {"auto", "off", "always"};
+
 /* Configurations of a plain run: batch, context, q_len (0 = the context). */
 typedef struct listed {
     int batch, context, q_len;
@@ -67,6 +69,10 @@ static void print_json(const bench_rig *rig, const bench_config *config, const b
     cJSON_AddNumberToObject(row, "median_us", result->median_us);
     cJSON_AddNumberToObject(row, "best_us", result->best_us);
     cJSON_AddNumberToObject(row, "runs", result->runs);
+    if (config->shared_prefix) {
+        cJSON_AddNumberToObject(row, "shared_prefix", config->shared_prefix);
+        cJSON_AddStringToObject(row, "sharing", sharing_names[config->sharing]);
+    }
     add_measures(row, config, result);
     cJSON_AddNumberToObject(row, "error", result->error);
     cli_row(row);
@@ -101,8 +107,9 @@ static void print_row(const bench_config *config, const bench_result *result)
         printf(" %6.1f", limits->table_read_gb_per_s);
     else
         printf(" %6s", "");
-    printf("  %s%3.0f%%%s (best %.0f%%)  %s\n", cli_colour(CLI_BOLD), 100 * reached / limit, cli_colour(CLI_PLAIN),
-           100 * reached / limit * result->median_us / result->best_us, result->variant);
+    printf("  %s%3.0f%%%s (best %.0f%%)  %s%s%s\n", cli_colour(CLI_BOLD), 100 * reached / limit, cli_colour(CLI_PLAIN),
+           100 * reached / limit * result->median_us / result->best_us, result->variant,
+           config->shared_prefix ? ", sharing " : "", config->shared_prefix ? sharing_names[config->sharing] : "");
     fflush(stdout);
 }
 
@@ -167,12 +174,37 @@ static int run_asked(const bench_rig *rig, bench_config config)
     return run_one(rig, &config);
 }
 
+/* A prefix that all sequences have in the same blocks, and a few tokens of their own: read for each of them, then once
+ * for all, in batches of 2 to 64 or the one that is asked for. */
+static int run_shared(const bench_rig *rig, const bench_config *asked)
+{
+    static const kvleaf_sharing ways[] = {KVLEAF_SHARING_OFF, KVLEAF_SHARING_ALWAYS};
+    bench_config config = *asked;
+    if (config.context == 0)
+        config.context = config.shared_prefix + 16;
+    if (config.shared_prefix >= config.context)
+        cli_usage(rig->program, "--shared-prefix is %d, must be below --context %d", config.shared_prefix,
+                  config.context);
+    for (int batch = asked->batch ? asked->batch : 2; batch <= (asked->batch ? asked->batch : 64); batch *= 2) {
+        for (int way = 0; way < 2; way++) {
+            config.batch = batch;
+            config.sharing = ways[way];
+            int status = run_asked(rig, config);
+            if (status != CLI_OK)
+                return status;
+        }
+    }
+    return CLI_OK;
+}
+
 static int run(bench_rig *rig, const bench_config *config)
 {
     if (config->kind == BENCH_BLOCKS)
         return bench_blocks_run(rig, config);
     if (!rig->program->json)
         print_heading(rig, config->kind);
+    if (config->shared_prefix)
+        return run_shared(rig, config);
     if (config->batch || config->context || config->q_len)
         return run_asked(rig, *config);
     return run_list(rig, config);
@@ -200,6 +232,8 @@ int main(int argc, char **argv)
          NULL},
         {"context", "N", "keys of a sequence, new ones included", CLI_INT, &config.context, 0, 1 << 24, NULL},
         {"q-len", "N", "query rows (append: new tokens) of a sequence", CLI_INT, &config.q_len, 0, 1 << 20, NULL},
+        {"shared-prefix", "N", "decode: leading tokens that all sequences share; with and without sharing", CLI_INT,
+         &config.shared_prefix, 0, 1 << 24, NULL},
         CLI_SHAPE_OPTIONS(config.shape),
         {"layout", "NAME", "of the blocks", CLI_CHOICE, &config.layout, 0, 0, layout_names},
         {"seed", "N", "of the order of the blocks", CLI_SEED, &config.seed, 0, 0, NULL},
@@ -222,6 +256,8 @@ int main(int argc, char **argv)
         cli_usage(&program, "--block-size is 0, append needs blocks");
     if (config.kind >= BENCH_BLOCKS && config.shape.block_size == 0)
         cli_usage(&program, "--block-size is 0, %s needs blocks", bench_names[config.kind]);
+    if (config.shared_prefix && (config.kind != BENCH_DECODE || config.shape.block_size == 0))
+        cli_usage(&program, "--shared-prefix is for decode over blocks");
     if (config.kind == BENCH_PREFIX)
         return bench_prefix_run(&rig, &config);
     if (cli_device_open(&program, &rig.device) != KVLEAF_OK)

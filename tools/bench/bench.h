@@ -16,6 +16,8 @@ typedef struct bench_config {
     int batch;
     int context; /* keys of a sequence, those of its query rows included */
     int q_len;
+    int shared_prefix; /* decode: leading tokens that all sequences have in the same blocks */
+    kvleaf_sharing sharing;
     cli_shape shape;
     int layout; /* kvleaf_layout */
     uint64_t seed;

@@ -124,18 +124,38 @@ static int fill_sets(workload *work)
     return CLI_OK;
 }
 
+/* Gives each sequence blocks of its own in a random order, but for those of a shared prefix. */
+static bool make_table(workload *work, int shared)
+{
+    int32_t *order = calloc((size_t)work->num_blocks, sizeof(*order));
+    uint64_t state = work->config->seed;
+    int next = shared;
+    for (int i = 0; order && i < work->num_blocks; i++) {
+        state = state * 6364136223846793005u + 1442695040888963407u;
+        int other = (int)((state >> 33) % (uint64_t)(i + 1));
+        order[i] = order[other];
+        order[other] = i;
+    }
+    for (int i = 0; order && i < work->config->batch * work->columns; i++) {
+        int column = i % work->columns;
+        work->table[i] = column < shared ? order[column] : order[next++];
+    }
+    free(order);
+    return order;
+}
+
 static bool make_batch(workload *work)
 {
     const bench_config *config = work->config;
-    int batch = config->batch, block = block_tokens(work);
+    int batch = config->batch, block = block_tokens(work), shared = config->shared_prefix / block;
     work->columns = (config->context + block - 1) / block;
-    work->num_blocks = work->columns * batch;
+    work->num_blocks = shared + (work->columns - shared) * batch;
     work->total_q = batch * config->q_len;
     work->cu_q = calloc((size_t)batch + 1, sizeof(int32_t));
     work->cu_k = calloc((size_t)batch + 1, sizeof(int32_t));
     work->lens = calloc((size_t)batch, sizeof(int32_t));
     work->families = calloc((size_t)batch, sizeof(kvleaf_family));
-    work->table = calloc((size_t)work->num_blocks, sizeof(int32_t));
+    work->table = calloc((size_t)work->columns * (size_t)batch, sizeof(int32_t));
     if (!work->cu_q || !work->cu_k || !work->lens || !work->families || !work->table)
         return false;
     for (int i = 0; i < batch; i++) {
@@ -144,15 +164,7 @@ static bool make_batch(workload *work)
         work->lens[i] = config->context;
         work->families[i] = config->kind == BENCH_DECODE ? KVLEAF_FAMILY_DECODE : KVLEAF_FAMILY_PREFILL;
     }
-    uint64_t state = config->seed;
-    for (int i = 0; i < work->num_blocks; i++) {
-        state = state * 6364136223846793005u + 1442695040888963407u;
-        int other = (int)((state >> 33) % (uint64_t)(i + 1));
-        work->table[i] = i;
-        work->table[i] = work->table[other];
-        work->table[other] = i;
-    }
-    return true;
+    return make_table(work, shared);
 }
 
 static int make_tensors(workload *work)
@@ -199,7 +211,8 @@ static int make_attention(workload *work)
                                       .block_size = shape->block_size,
                                       .max_seqs = config->batch,
                                       .max_tokens = work->total_q,
-                                      .max_context = config->context};
+                                      .max_context = config->context,
+                                      .sharing = config->sharing};
     if (config->kind == BENCH_DECODE)
         params.max_decode_keys = (int64_t)work->total_q * config->context;
     else
@@ -386,8 +399,8 @@ static void count_work(const workload *work, bench_result *result)
     for (int row = 0; row < config->q_len; row++)
         seen += fmax(0, row + 1 + config->context - config->q_len);
     result->flops = 4.0 * config->batch * seen * shape->heads * shape->head_dim;
-    result->bytes = config->kind == BENCH_APPEND ? work->total_q * token * (kv_size + q_size)
-                                                 : (double)config->batch * config->context * token * kv_size;
+    double own = config->context - config->shared_prefix, keys = config->shared_prefix + config->batch * own;
+    result->bytes = config->kind == BENCH_APPEND ? work->total_q * token * (kv_size + q_size) : keys * token * kv_size;
 }
 
 static void destroy(workload *work)
@@ -424,6 +437,7 @@ static int measure(workload *work, bench_result *result)
                            .table = work->device_table,
                            .entries = work->num_blocks,
                            .block_bytes = work->layer_bytes / work->num_blocks};
+    const bench_blocks *limit = paged(work) && !work->config->shared_prefix ? &blocks : NULL;
     snprintf(variant, sizeof(variant), "%s", kvleaf_attention_variant(work->attention, operations[work->config->kind]));
     result->variant = variant;
     result->layout = paged(work) ? kvleaf_layout_name(work->layout) : "contiguous";
@@ -431,11 +445,11 @@ static int measure(workload *work, bench_result *result)
     int status = verify(work, result);
     bench_ceilings after;
     if (status == CLI_OK)
-        status = bench_measure_ceilings(work->rig, work->config->kind, paged(work) ? &blocks : NULL, &result->ceilings);
+        status = bench_measure_ceilings(work->rig, work->config->kind, limit, &result->ceilings);
     if (status == CLI_OK)
         status = time_runs(work, result);
     if (status == CLI_OK)
-        status = bench_measure_ceilings(work->rig, work->config->kind, paged(work) ? &blocks : NULL, &after);
+        status = bench_measure_ceilings(work->rig, work->config->kind, limit, &after);
     if (status == CLI_OK)
         keep_higher(&result->ceilings, &after);
     return status;

@@ -1,0 +1,283 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The rows of the decode family: which keys each sees, in which order they stand, and the pieces of work they make.
+ *
+ * Splits lie at fixed positions, so a row's partial over a split is the same whoever computes it. Rows that have a
+ * split in the same blocks may therefore share a piece, which reads it once. They are found by sorting: rows that share
+ * their first splits come to stand next to each other, and of each row it is known how many it shares with the next. */
+#include "attention/state.h"
+
+#include "common/plan.h"
+
+#include <string.h>
+
+#define HASH_FACTOR 2654435761u /* 2^32 over the golden ratio: Knuth, The Art of Computer Programming, 6.4 */
+
+static const kvl_variant *variant_of(const kvl_engine *engine)
+{
+    return engine->chosen[KVL_DECODE].variant;
+}
+
+static bool folds(const kvl_engine *engine)
+{
+    return variant_of(engine)->longest_run != NULL;
+}
+
+int32_t kvl_rows_item_ints(const kvl_engine *engine)
+{
+    return folds(engine) ? RUN_INTS : SPLIT_INTS;
+}
+
+/* Rows from which a split is shared; 0 = never. */
+static int32_t share_from(const kvl_engine *engine)
+{
+    const kvl_variant *variant = variant_of(engine);
+    if (engine->params.sharing == KVLEAF_SHARING_OFF || !variant->shared_pairs)
+        return 0;
+    if (variant->shared_pairs(&engine->params.geometry) < 2)
+        return 0;
+    return engine->params.sharing == KVLEAF_SHARING_ALWAYS ? 2 : variant->share_from;
+}
+
+/* Row `query` of a sequence. Where its length is a bound that the device will lower, the range of keys moves down with
+ * it, and may then touch a split more. */
+static kvl_row make_row(const kvl_engine *engine, const kvl_step *step, int32_t index, int32_t query)
+{
+    const kvl_step_seq *seq = &step->seqs[index];
+    int32_t window = engine->params.geometry.window, tokens = variant_of(engine)->split_tokens;
+    int32_t position = seq->kv_len - seq->q_len + query;
+    kvl_row row = {.seq = index, .end = position + 1, .splits = 1};
+    if (window)
+        row.first = position - window + 1;
+    if (seq->mask == KVLEAF_MASK_NONE)
+        row.end = window && window < seq->kv_len - position ? position + window : seq->kv_len;
+    if (row.end <= 0)
+        return row;
+    int32_t whole = (int32_t)kvl_ceil_div(row.end, tokens), before = row.first > 0 ? row.first / tokens : 0;
+    int32_t most = (int32_t)kvl_ceil_div(row.end - row.first - 1, tokens) + 1;
+    if (step->device_lens && window)
+        before = whole > most ? whole - most : 0;
+    row.splits = whole - before;
+    if (row.first <= 0)
+        row.blocks = seq->blocks;
+    return row;
+}
+
+bool kvl_rows_collect(kvl_engine *engine, const kvl_step *step, kvl_schedule *at, int64_t *splits)
+{
+    int32_t q_token = 0, rows = 0;
+    *splits = 0;
+    for (int32_t i = 0; i < step->num_seqs; i++) {
+        const kvl_step_seq *seq = &step->seqs[i];
+        for (int32_t query = 0; kvl_is_decode(seq) && query < seq->q_len; query++) {
+            kvl_row row = make_row(engine, step, i, query);
+            *splits += row.splits;
+            if (*splits > engine->capacity.splits)
+                return false;
+            row.q_token = q_token + query;
+            row.table = kvl_table_start(engine, step, at, seq);
+            engine->rows[rows++] = row;
+        }
+        q_token += seq->q_len;
+    }
+    at->num_rows = rows;
+    return true;
+}
+
+/* The table entries of a split, first .. last. */
+static void entries_of(const kvl_engine *engine, int32_t split, int32_t *first, int32_t *last)
+{
+    int32_t tokens = variant_of(engine)->split_tokens, block_size = engine->params.geometry.block_size;
+    *first = split * tokens / block_size;
+    *last = ((split + 1) * tokens - 1) / block_size;
+}
+
+/* What rows that share a split have in common: its last block. Negative where the row doesn't see all of it. */
+static int32_t key_of(const kvl_engine *engine, const kvl_row *row, int32_t split)
+{
+    int32_t first, last;
+    if (!row->blocks || split >= row->end / variant_of(engine)->split_tokens)
+        return -1;
+    entries_of(engine, split, &first, &last);
+    return row->blocks[last];
+}
+
+static bool same_blocks(const kvl_engine *engine, int32_t a, int32_t b, int32_t split)
+{
+    int32_t first, last;
+    entries_of(engine, split, &first, &last);
+    return memcmp(engine->rows[a].blocks + first, engine->rows[b].blocks + first,
+                  (size_t)(last - first + 1) * sizeof(int32_t)) == 0;
+}
+
+/* Whether a key that is not negative comes twice: what costs little where nothing is shared. */
+static bool repeats(const kvl_engine *engine, int32_t count)
+{
+    uint32_t size = 4;
+    while (size < 2 * (uint32_t)count)
+        size *= 2;
+    memset(engine->buckets, 0xff, size * sizeof *engine->buckets);
+    for (int32_t i = 0; i < count; i++) {
+        int32_t key = engine->keys[i];
+        uint32_t at = (uint32_t)key * HASH_FACTOR >> 8 & (size - 1);
+        for (; key >= 0 && engine->buckets[at] >= 0; at = (at + 1) & (size - 1)) {
+            if (engine->buckets[at] == key)
+                return true;
+        }
+        if (key >= 0)
+            engine->buckets[at] = key;
+    }
+    return false;
+}
+
+/* Sorts rows by their keys: Shell's method, in place and without allocation. */
+static void sort_by_key(int32_t *keys, int32_t *order, int32_t count)
+{
+    for (int32_t gap = count / 2; gap > 0; gap /= 2) {
+        for (int32_t i = gap; i < count; i++) {
+            int32_t key = keys[i], moved = order[i], j = i;
+            for (; j >= gap && keys[j - gap] > key; j -= gap) {
+                keys[j] = keys[j - gap];
+                order[j] = order[j - gap];
+            }
+            keys[j] = key;
+            order[j] = moved;
+        }
+    }
+}
+
+/* Of `count` rows from `begin` on that share all splits before this one: finds those that share it too. */
+static bool share_split(const kvl_engine *engine, int32_t begin, int32_t count, int32_t split)
+{
+    int32_t *order = engine->row_order + begin, *keys = engine->keys;
+    bool found = false;
+    for (int32_t i = 0; i < count; i++)
+        keys[i] = key_of(engine, &engine->rows[order[i]], split);
+    if (!repeats(engine, count))
+        return false;
+    sort_by_key(keys, order, count);
+    for (int32_t i = 0; i + 1 < count; i++) {
+        if (keys[i] < 0 || keys[i] != keys[i + 1] || !same_blocks(engine, order[i], order[i + 1], split))
+            continue;
+        engine->shared[begin + i] = split + 1;
+        found = true;
+    }
+    return found;
+}
+
+void kvl_rows_order(kvl_engine *engine, int32_t num_rows)
+{
+    for (int32_t i = 0; i < num_rows; i++) {
+        engine->row_order[i] = i;
+        engine->shared[i] = 0;
+    }
+    int32_t least = share_from(engine);
+    bool more = least && num_rows >= least;
+    for (int32_t split = 0; more; split++) {
+        more = false;
+        for (int32_t begin = 0, end; begin < num_rows; begin = end) {
+            end = begin + 1;
+            while (end < num_rows && engine->shared[end - 1] >= split)
+                end++;
+            if (end - begin >= least && share_split(engine, begin, end - begin, split))
+                more = true;
+        }
+    }
+}
+
+/* Decode items at `run` splits each. */
+static int64_t count_items(const kvl_engine *engine, int32_t num_rows, int32_t run)
+{
+    int64_t items = 0;
+    for (int32_t i = 0; i < num_rows; i++)
+        items += kvl_ceil_div(engine->rows[i].splits, run);
+    return items;
+}
+
+/* The longest run of splits that still leaves each compute unit a task: long runs write fewer partials. */
+static int32_t choose_run(const kvl_engine *engine, int32_t num_rows)
+{
+    int64_t heads = engine->params.geometry.num_kv_heads, units = engine->device->caps.compute_units;
+    int32_t run = folds(engine) ? variant_of(engine)->longest_run(&engine->params.geometry) : 1;
+    while (run > 1 && count_items(engine, num_rows, run) * heads * 32 < units * 31)
+        run /= 2;
+    return run;
+}
+
+static int32_t *put_run(int32_t *item, int32_t index, int32_t run, const int32_t *row)
+{
+    const int32_t fields[RUN_INTS] = {
+        index, run, row[ROW_Q_TOKEN], row[ROW_VISIBLE], row[ROW_TABLE], row[ROW_PARTIAL], row[ROW_FIRST], 0};
+    memcpy(item, fields, sizeof fields);
+    return item + RUN_INTS;
+}
+
+static int32_t *put_split(int32_t *item, int32_t index, int32_t split, int32_t rows, int32_t kv_head, int32_t kv_heads)
+{
+    const int32_t fields[SPLIT_INTS] = {index, split, rows, kv_head, kv_heads};
+    memcpy(item, fields, sizeof fields);
+    return item + SPLIT_INTS;
+}
+
+/* The pieces of a split that `count` rows from `index` on share. A piece has room for so many pairs of a row and a KV
+ * head: where the rows take it up, the KV heads go to several pieces. They are never more than the rows were. */
+static int32_t *put_shared(const kvl_engine *engine, int32_t *item, int32_t index, int32_t split, int32_t count)
+{
+    int32_t heads = engine->params.geometry.num_kv_heads, least = share_from(engine);
+    int32_t pairs = variant_of(engine)->shared_pairs(&engine->params.geometry);
+    for (int32_t chunks = (int32_t)kvl_ceil_div(count, pairs), rows; count > 0;
+         count -= rows, index += rows, chunks--) {
+        rows = (int32_t)kvl_ceil_div(count, chunks);
+        int32_t pieces = (int32_t)kvl_ceil_div(heads, pairs / rows);
+        int32_t each = (int32_t)kvl_ceil_div(heads, pieces);
+        if (rows < least || pieces > rows) {
+            for (int32_t i = 0; i < rows; i++)
+                item = put_split(item, index + i, split, 1, 0, heads);
+            continue;
+        }
+        for (int32_t head = 0; head < heads; head += each)
+            item = put_split(item, index, split, rows, head, head + each < heads ? each : heads - head);
+    }
+    return item;
+}
+
+static int32_t *write_items(const kvl_engine *engine, const kvl_schedule *at, const int32_t *meta, int32_t *item)
+{
+    int32_t heads = engine->params.geometry.num_kv_heads;
+    for (int32_t i = 0; i < at->num_rows; i++) {
+        const kvl_row *row = &engine->rows[engine->row_order[i]];
+        int32_t pieces = (int32_t)kvl_ceil_div(row->splits, at->run_splits);
+        for (int32_t s = i ? engine->shared[i - 1] : 0; s < pieces; s++) { /* those before are the row's before */
+            int32_t count = 1;
+            while (i + count < at->num_rows && engine->shared[i + count - 1] > s)
+                count++;
+            if (folds(engine))
+                item = put_run(item, i, s, meta + at->rows_at + i * ROW_INTS);
+            else if (count > 1)
+                item = put_shared(engine, item, i, s, count);
+            else
+                item = put_split(item, i, s, 1, 0, heads);
+        }
+    }
+    return item;
+}
+
+void kvl_rows_write(const kvl_engine *engine, const kvl_step *step, int32_t *meta, kvl_schedule *at, int32_t *resolve)
+{
+    int32_t *at_row = meta + at->rows_at, partial = 0;
+    at->run_splits = choose_run(engine, at->num_rows);
+    for (int32_t i = 0; i < at->num_rows; i++, at_row += ROW_INTS) {
+        const kvl_row *row = &engine->rows[engine->row_order[i]];
+        const int32_t fields[ROW_INTS] = {row->q_token, row->end, row->table, partial, row->first};
+        int32_t kv_len = step->seqs[row->seq].kv_len, target = (int32_t)(at_row - meta);
+        memcpy(at_row, fields, sizeof fields);
+        partial += (int32_t)kvl_ceil_div(row->splits, at->run_splits);
+        if (!step->device_lens)
+            continue;
+        resolve = kvl_put_resolve(resolve, target + ROW_VISIBLE, row->seq, kv_len - row->end);
+        if (engine->params.geometry.window)
+            resolve = kvl_put_resolve(resolve, target + ROW_FIRST, row->seq, kv_len - row->first);
+    }
+    int32_t *items = meta + at->splits_at;
+    at->num_splits = (int32_t)((write_items(engine, at, meta, items) - items) / kvl_rows_item_ints(engine));
+    at->used = at->splits_at + at->num_splits * kvl_rows_item_ints(engine);
+}
