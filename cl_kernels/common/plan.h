@@ -40,7 +40,7 @@
 #define ENTRY_KV_LEN 2      /* keys, those of this step included */
 #define ENTRY_TABLE 3       /* as ROW_TABLE */
 #define ENTRY_MASK 4        /* 0 causal (bottom-right aligned), 1 none */
-#define ENTRY_WINDOW 5      /* tokens a row sees, its own included (on each side with mask none); 0 = all */
+#define ENTRY_WINDOW 5      /* with a window: tokens a row sees, its own included (on each side with mask none) */
 
 /* A tile of the prefill family: tile_queries query rows from ITEM_QUERY of the entry (fewer at its end) times
  * tile_heads query heads of one KV head (fewer at the group's end). */

@@ -48,7 +48,7 @@ typedef struct kvl_variant {
     /* decode: NULL, or the kernel folds its splits itself, in one launch: the largest run of splits one work-group may
      * take, a power of two. */
     int32_t (*longest_run)(const kvl_geometry *geometry);
-    /* decode: NULL, or a piece of work may be a split of several rows that have it in the same blocks: how many pairs of
+    /* decode: NULL, or a piece of work may be a split that several rows have in the same blocks: how many pairs of
      * a row and a KV head at most. share_from: rows from which that was measured to be faster. */
     int32_t (*shared_pairs)(const kvl_geometry *geometry);
     int32_t share_from;
