@@ -423,7 +423,10 @@ kvl_prefill(__global const Q_ELEM *q, long4 q_view, __global const KV_ELEM *k, l
         for (int j = 0; j < DIM_QUADS * 4; j++)
             sums[i][j / 4][j % 4] = (float8)(0.0f);
 
-    for (int first_key = t.first_first / KEY_TILE * KEY_TILE; first_key <= t.final_last; first_key += KEY_TILE) {
+    /* Counted from 0: PoCL loses what a loop with barriers stores if its counter begins elsewhere. */
+    int start = t.first_first / KEY_TILE * KEY_TILE;
+    for (int from_start = 0; from_start <= t.final_last - start; from_start += KEY_TILE) {
+        int first_key = start + from_start;
         float8 scores[OWN_OCTETS][KEY_QUADS][4];
         int whole = all_visible(first_key, first_key + KEY_TILE - 1, t.first_last, t.final_first);
         find_keys(table, &t, k_view, v_view, first_key, keys);
