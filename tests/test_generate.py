@@ -223,8 +223,16 @@ def test_requests(bench):
         (bad(seed=0.5), "bad", "INVALID", ["seed", "0.5"]),
         (bad(max_new_tokens=0), "bad", "INVALID", ["max_new_tokens", "0", "1"]),
         (bad(stop_tokens=[50000]), "bad", "INVALID", ["stop_tokens[0]", "50000", "49151"]),
-        (bad(n=2), "bad", "UNSUPPORTED", ["n", "2"]),
-        (bad(beam=4), "bad", "UNSUPPORTED", ["beam"]),
+        (bad(n=0), "bad", "INVALID", ["n is 0", "1"]),
+        (bad(n=17), "bad", "INVALID", ["n is 17", "16", "--max-batch"]),
+        (bad(n=3, max_new_tokens=400), "bad", "NO_BLOCKS", ["3 samples", "78 blocks", "64"]),
+        (bad(beam=65), "bad", "INVALID", ["beam is 65", "64"]),
+        (bad(beam=2, n=3), "bad", "INVALID", ["n is 3", "2"]),
+        (bad(beam=2, temperature=0.5), "bad", "INVALID", ["temperature", "0.5", "beam"]),
+        (bad(beam=2, teacher=[1]), "bad", "INVALID", ["teacher", "2"]),
+        (bad(priority=4), "bad", "INVALID", ["priority", "4", "3"]),
+        (bad(salt=0.5), "bad", "INVALID", ["salt", "0.5"]),
+        ({"cancel": [1]}, None, "INVALID", ["cancel", "array"]),
         (bad(colour="red"), "bad", "INVALID", ["colour"]),
         (bad(max_new_tokens=9000), "bad", "INVALID", ["9000", "8192"]),
         (bad(tokens=huge), "bad", "NO_BLOCKS", ["126 blocks", "64"]),
@@ -268,25 +276,25 @@ def test_usage(bench):
     bench.check(code == 1 and "nowhere/config.json" in errors, f"no such model: {errors.strip()}")
 
 
-def small_model(folder):
-    """A Llama-shaped model of one layer, small enough to break in many ways; returns its tensors."""
+def small_model(folder, **changes):
+    """A Llama-shaped model of one layer, small enough to break in many ways; returns its config and tensors."""
     folder.mkdir()
     config = {"model_type": "llama", "hidden_act": "silu", "vocab_size": 64, "hidden_size": 32,
               "intermediate_size": 48, "num_hidden_layers": 1, "num_attention_heads": 2,
               "num_key_value_heads": 1, "max_position_embeddings": 128, "rms_norm_eps": 1e-5,
-              "rope_theta": 10000.0, "tie_word_embeddings": False, "eos_token_id": 2}
+              "rope_theta": 10000.0, "tie_word_embeddings": False, "eos_token_id": 2, **changes}
     (folder / "config.json").write_text(json.dumps(config))
-    layer = "model.layers.0."
-    shapes = {"model.embed_tokens.weight": [64, 32], "lm_head.weight": [64, 32],
-              "model.norm.weight": [32], layer + "input_layernorm.weight": [32],
-              layer + "post_attention_layernorm.weight": [32],
-              layer + "self_attn.q_proj.weight": [32, 32],
-              layer + "self_attn.k_proj.weight": [16, 32],
-              layer + "self_attn.v_proj.weight": [16, 32],
-              layer + "self_attn.o_proj.weight": [32, 32],
-              layer + "mlp.gate_proj.weight": [48, 32], layer + "mlp.up_proj.weight": [48, 32],
-              layer + "mlp.down_proj.weight": [32, 48]}
-    return config, {name: (shape, [math.sin(len(name) + 1.7 * i) / 4
+    shapes = {"model.embed_tokens.weight": [64, 32], "lm_head.weight": [64, 32], "model.norm.weight": [32]}
+    for layer in (f"model.layers.{i}." for i in range(config["num_hidden_layers"])):
+        shapes.update({layer + "input_layernorm.weight": [32],
+                       layer + "post_attention_layernorm.weight": [32],
+                       layer + "self_attn.q_proj.weight": [32, 32],
+                       layer + "self_attn.k_proj.weight": [16, 32],
+                       layer + "self_attn.v_proj.weight": [16, 32],
+                       layer + "self_attn.o_proj.weight": [32, 32],
+                       layer + "mlp.gate_proj.weight": [48, 32], layer + "mlp.up_proj.weight": [48, 32],
+                       layer + "mlp.down_proj.weight": [32, 48]})
+    return config, {name: (shape, [math.sin(sum(map(ord, name)) + 1.7 * i) / 4
                                    for i in range(math.prod(shape))])
                     for name, shape in shapes.items()}
 

@@ -141,8 +141,8 @@ static bool check_kind(const cJSON *root, failure *error)
 {
     const cJSON *type = field(root, "model_type"), *act = field(root, "hidden_act");
 
-    if (!cJSON_IsString(type) || strcmp(type->valuestring, "llama") != 0)
-        return fail(error, UNSUPPORTED, "config.json: model_type '%.40s' is not supported, only 'llama'",
+    if (!cJSON_IsString(type) || (strcmp(type->valuestring, "llama") != 0 && strcmp(type->valuestring, "mistral") != 0))
+        return fail(error, UNSUPPORTED, "config.json: model_type '%.40s' is not supported, only 'llama' and 'mistral'",
                     cJSON_IsString(type) ? type->valuestring : "(none)");
     if (act != NULL && !(cJSON_IsString(act) && strcmp(act->valuestring, "silu") == 0))
         return fail(error, UNSUPPORTED, "config.json: hidden_act '%.40s' is not supported, only 'silu'",
@@ -153,6 +153,30 @@ static bool check_kind(const cJSON *root, failure *error)
            refuse_true(root, "rope_interleaved", error);
 }
 
+/* sliding_window, for every layer or, where layer_types is there, for those of type sliding_attention. */
+static bool read_windows(const cJSON *root, model_config *out, failure *error)
+{
+    const cJSON *types = field(root, "layer_types");
+    int32_t window = 0;
+
+    if (field(root, "sliding_window") != NULL && !count_field(root, "sliding_window", 0, INT32_MAX, &window, error))
+        return false;
+    if (types != NULL && cJSON_GetArraySize(types) != out->num_layers)
+        return fail(error, INVALID, "config.json: layer_types has %d entries, the model %d layers",
+                    cJSON_GetArraySize(types), (int)out->num_layers);
+    for (int32_t i = 0; i < out->num_layers; i++) {
+        const cJSON *type = cJSON_GetArrayItem(types, i);
+        bool sliding = types == NULL || (cJSON_IsString(type) && strcmp(type->valuestring, "sliding_attention") == 0);
+        if (!sliding && !(cJSON_IsString(type) && strcmp(type->valuestring, "full_attention") == 0))
+            return fail(error, UNSUPPORTED,
+                        "config.json: layer_types[%d] is '%.40s', only full_attention and sliding_attention are "
+                        "supported",
+                        (int)i, cJSON_IsString(type) ? type->valuestring : "(no string)");
+        out->windows[i] = sliding ? window : 0;
+    }
+    return true;
+}
+
 static bool read_fields(const cJSON *root, model_config *out, failure *error)
 {
     double epsilon;
@@ -160,11 +184,12 @@ static bool read_fields(const cJSON *root, model_config *out, failure *error)
     if (!check_kind(root, error) || !count_field(root, "vocab_size", 0, 1 << 24, &out->vocab_size, error) ||
         !count_field(root, "hidden_size", 0, 1 << 20, &out->hidden_size, error) ||
         !count_field(root, "intermediate_size", 0, 1 << 20, &out->intermediate_size, error) ||
-        !count_field(root, "num_hidden_layers", 0, 4096, &out->num_layers, error) ||
+        !count_field(root, "num_hidden_layers", 0, MAX_LAYERS, &out->num_layers, error) ||
         !count_field(root, "num_attention_heads", 0, 4096, &out->num_heads, error) ||
         !count_field(root, "num_key_value_heads", out->num_heads, 4096, &out->num_kv_heads, error) ||
         !count_field(root, "max_position_embeddings", 2048, 1 << 24, &out->max_positions, error) ||
-        !positive_field(root, "rms_norm_eps", 1e-6, &epsilon, error) || !read_rope(root, out, error))
+        !positive_field(root, "rms_norm_eps", 1e-6, &epsilon, error) || !read_rope(root, out, error) ||
+        !read_windows(root, out, error))
         return false;
     out->rms_norm_eps = (float)epsilon;
     if (field(root, "head_dim") == NULL && out->hidden_size % out->num_heads != 0)

@@ -8,12 +8,13 @@
 
 #include "fail.h"
 
-enum { MAX_END_TOKENS = 16 };
+enum { MAX_END_TOKENS = 16, MAX_LAYERS = 1024 };
 
 typedef struct model_config {
     int32_t vocab_size, hidden_size, intermediate_size;
     int32_t num_layers, num_heads, num_kv_heads, head_dim;
     int32_t max_positions;
+    int32_t windows[MAX_LAYERS]; /* of each layer: tokens a row sees, itself included; 0 = all */
     float rms_norm_eps;
     double rope_theta;
     bool tied_embeddings;

@@ -1,9 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* kvleaf-generate: runs requests through a Llama-style model whose attention is kvleaf's. */
 #include <errno.h>
+#include <fcntl.h>
 #include <stdio.h>
 #include <string.h>
 #include <time.h>
+#include <unistd.h>
 
 #include "common/cli.h"
 #include "scheduler.h"
@@ -18,15 +20,25 @@ static const char notes[] =
     "   \"stop_tokens\": [2]}\n"
     "temperature 0 is greedy. stop_tokens: the model's end tokens, [] for none. Without max_new_tokens a request ends\n"
     "after 256 tokens, or sooner where the pool or the model's context ends. Sampling draws from xoshiro256** whose\n"
-    "state splitmix64 fills from the request's own seed, one number a token; a request's tokens don't depend on the\n"
-    "other requests. \"n\" and \"beam\" over 1 are refused.\n"
+    "state splitmix64 fills from the request's own seed (sample i of n: seed + i), one number a token; a request's "
+    "tokens\n"
+    "don't depend on the other requests.\n"
+    "More fields: \"n\": samples of the one prompt, which share its blocks. \"beam\": beam search of that width, "
+    "the n\n"
+    "best answers with their \"score\" (log probability a token). \"priority\" -4 .. 3: higher ones enter first and "
+    "are\n"
+    "preempted last. \"salt\": requests of different salts never share blocks.\n"
     "\n"
-    "An answer is a line a request, in the order in which they finish; a stop token is part of tokens:\n"
+    "An answer is a line a sample, in the order in which they finish; a stop token is part of tokens:\n"
     "  {\"id\": \"a\", \"index\": 0, \"tokens\": [7042], \"finish_reason\": \"stop\" or \"length\", \"usage\": "
     "{\"prompt\",\n"
     "   \"cached\", \"generated\", \"peak_blocks\", \"shared_blocks\"}}\n"
     "or {\"id\": \"a\" or null, \"line\": 1, \"error\": {\"status\", \"message\"}}; the others go on, and the exit "
     "code is 1.\n"
+    "\n"
+    "With --stream requests are taken while others run, {\"id\", \"index\", \"token\"} comes for each token of a "
+    "sample, and\n"
+    "{\"cancel\": \"a\"} ends a request with finish_reason \"cancel\" for what it has by then.\n"
     "\n"
     "To compare with another implementation, \"teacher\": [ids] feeds these tokens in place of the chosen ones and "
     "adds\n"
@@ -40,8 +52,8 @@ static const char notes[] =
 
 typedef struct settings {
     const char *model, *requests, *out, *clblast_params;
-    int max_batch, block_size, blocks, prefill_chunk, kv_dtype;
-    bool stream;
+    int max_batch, block_size, blocks, swap_blocks, prefill_chunk, kv_dtype;
+    bool stream, no_prefix_cache;
 } settings;
 
 /* Everything that is made on the way and given back at the end. */
@@ -49,11 +61,12 @@ typedef struct run {
     kvleaf_device *device;
     compute compute;
     model model;
-    kvleaf_pool *pool;
+    kvleaf_pool *pools[2];
+    int32_t num_pools;
     kvleaf_cache *cache;
     kvleaf_plan *plan;
-    request_list list;
-    FILE *in, *out;
+    input in;
+    FILE *out;
     int64_t max_decode_keys;
     scheduler_totals totals;
     double load_seconds, run_seconds;
@@ -67,34 +80,56 @@ static double now(void)
     return (double)time.tv_sec + (double)time.tv_nsec * 1e-9;
 }
 
+/* A pool for each group of layers: those that see everything, those that have a window. */
+static bool make_pools(run *r, const settings *set, kvleaf_layer *layers, failure *error)
+{
+    const model_config *config = &r->model.config;
+    int32_t windowed = 0;
+
+    for (int32_t i = 0; i < config->num_layers; i++) {
+        layers[i] = (kvleaf_layer){.num_heads = config->num_heads,
+                                   .num_kv_heads = config->num_kv_heads,
+                                   .head_dim_k = config->head_dim,
+                                   .window = config->windows[i]};
+        windowed += config->windows[i] > 0;
+    }
+    bool first_windowed = config->windows[0] > 0;
+    const int32_t counts[] = {first_windowed ? windowed : config->num_layers - windowed,
+                              first_windowed ? config->num_layers - windowed : windowed};
+    for (r->num_pools = 0; r->num_pools < 2 && counts[r->num_pools] > 0; r->num_pools++) {
+        const kvleaf_pool_params pool = {.struct_size = sizeof pool,
+                                         .num_layers = counts[r->num_pools],
+                                         .num_blocks = set->blocks,
+                                         .block_size = set->block_size,
+                                         .num_kv_heads = config->num_kv_heads,
+                                         .head_dim_k = config->head_dim,
+                                         .dtype = (kvleaf_dtype)set->kv_dtype};
+        if (kvleaf_pool_create(r->device, &pool, &r->pools[r->num_pools]) != KVLEAF_OK)
+            return fail_kvleaf(error, "kvleaf_pool_create");
+    }
+    return true;
+}
+
 static bool make_cache(run *r, const settings *set, failure *error)
 {
     const model_config *config = &r->model.config;
-    kvleaf_layer layers[4096];
+    kvleaf_layer layers[MAX_LAYERS];
     int64_t slots = (int64_t)set->blocks * set->block_size;
     int32_t context = (int32_t)(slots < config->max_positions ? slots : config->max_positions);
-    const kvleaf_pool_params pool = {.struct_size = sizeof pool,
-                                     .num_layers = config->num_layers,
-                                     .num_blocks = set->blocks,
-                                     .block_size = set->block_size,
-                                     .num_kv_heads = config->num_kv_heads,
-                                     .head_dim_k = config->head_dim,
-                                     .dtype = (kvleaf_dtype)set->kv_dtype};
 
-    for (int32_t i = 0; i < config->num_layers; i++)
-        layers[i] = (kvleaf_layer){
-            .num_heads = config->num_heads, .num_kv_heads = config->num_kv_heads, .head_dim_k = config->head_dim};
-    if (kvleaf_pool_create(r->device, &pool, &r->pool) != KVLEAF_OK)
-        return fail_kvleaf(error, "kvleaf_pool_create");
+    if (!make_pools(r, set, layers, error))
+        return false;
     const kvleaf_cache_params cache = {.struct_size = sizeof cache,
                                        .layers = layers,
                                        .num_layers = config->num_layers,
-                                       .pools = &r->pool,
-                                       .num_pools = 1,
+                                       .pools = r->pools,
+                                       .num_pools = r->num_pools,
                                        .q_dtype = KVLEAF_F32,
                                        .out_dtype = KVLEAF_F32,
-                                       .max_sequences = set->max_batch + 1,
-                                       .max_context = context};
+                                       .max_sequences = 2 * set->max_batch + 1, /* as many again in host memory */
+                                       .max_context = context,
+                                       .swap_blocks = set->swap_blocks,
+                                       .no_prefix_cache = set->no_prefix_cache};
     if (kvleaf_cache_create(r->device, &cache, &r->cache) != KVLEAF_OK)
         return fail_kvleaf(error, "kvleaf_cache_create");
 
@@ -110,8 +145,8 @@ static bool make_cache(run *r, const settings *set, failure *error)
 
 static bool open_files(run *r, const settings *set, failure *error)
 {
-    r->in = strcmp(set->requests, "-") == 0 ? stdin : fopen(set->requests, "r");
-    if (r->in == NULL)
+    r->in.descriptor = strcmp(set->requests, "-") == 0 ? STDIN_FILENO : open(set->requests, O_RDONLY);
+    if (r->in.descriptor < 0)
         return fail(error, "KVLEAF_INVALID", "%s: %s", set->requests, strerror(errno));
     r->out = strcmp(set->out, "-") == 0 ? stdout : fopen(set->out, "w");
     if (r->out == NULL)
@@ -125,6 +160,7 @@ static bool run_requests(run *r, const settings *set, failure *error)
                                .prefill_chunk = set->prefill_chunk,
                                .num_blocks = set->blocks,
                                .block_size = set->block_size,
+                               .swap = set->swap_blocks > 0,
                                .stream = set->stream,
                                .progress = true,
                                .out = r->out};
@@ -137,12 +173,8 @@ static bool run_requests(run *r, const settings *set, failure *error)
     params.max_decode_keys = r->max_decode_keys;
     double loaded = now();
     r->load_seconds = loaded - start;
-    if (!requests_read(&r->list, r->in, &r->model.config, r->out, error))
-        return false;
-    double begin = now();
-    bool right = scheduler_run(&r->list, &r->model, r->cache, r->plan, &params, &r->totals, error);
-    r->run_seconds = now() - begin;
-    r->totals.errors += r->list.errors;
+    bool right = scheduler_run(&r->in, &r->model, r->cache, r->plan, &params, &r->totals, error);
+    r->run_seconds = now() - loaded;
     if (right && fflush(r->out) != 0)
         return fail(error, "KVLEAF_INVALID", "%s: %s", set->out, strerror(errno));
     return right;
@@ -156,10 +188,10 @@ static void print_summary(const cli *program, const run *r, const settings *set)
 
     fprintf(stderr,
             "kvleaf-generate: %d finished, %d errors; %lld prompt and %lld decode rows in %lld steps, %lld tokens in "
-            "%.2f s (%.1f a second); model loaded in %.2f s; %d of %d blocks at most; %lld preemptions\n",
+            "%.2f s (%.1f a second); model loaded in %.2f s; %d of %d blocks at most; %lld preemptions, %lld by swap\n",
             (int)totals->finished, (int)totals->errors, (long long)totals->prompt_rows, (long long)totals->decode_rows,
             (long long)totals->steps, (long long)totals->generated, r->run_seconds, rate, r->load_seconds,
-            (int)totals->peak_blocks, set->blocks, (long long)totals->preemptions);
+            (int)totals->peak_blocks, set->blocks, (long long)totals->preemptions, (long long)totals->swaps);
     if (!program->json)
         return;
     kvleaf_device_query(r->device, &caps);
@@ -174,6 +206,8 @@ static void print_summary(const cli *program, const run *r, const settings *set)
     cJSON_AddNumberToObject(row, "decode_rows", (double)totals->decode_rows);
     cJSON_AddNumberToObject(row, "generated", (double)totals->generated);
     cJSON_AddNumberToObject(row, "preemptions", (double)totals->preemptions);
+    cJSON_AddNumberToObject(row, "swaps", (double)totals->swaps);
+    cJSON_AddNumberToObject(row, "cancelled", (double)totals->cancelled);
     cJSON_AddNumberToObject(row, "peak_batch", totals->peak_batch);
     cJSON_AddNumberToObject(row, "peak_blocks", totals->peak_blocks);
     cJSON_AddNumberToObject(row, "blocks", set->blocks);
@@ -187,13 +221,14 @@ static void release(run *r)
 {
     kvleaf_plan_destroy(&r->plan);
     kvleaf_cache_destroy(&r->cache);
-    kvleaf_pool_destroy(&r->pool);
-    requests_release(&r->list);
+    for (int32_t i = 0; i < 2; i++)
+        kvleaf_pool_destroy(&r->pools[i]);
+    input_release(&r->in);
     model_destroy(&r->model);
     compute_destroy(&r->compute);
     kvleaf_device_destroy(&r->device);
-    if (r->in != NULL && r->in != stdin)
-        fclose(r->in);
+    if (r->in.descriptor > STDIN_FILENO)
+        close(r->in.descriptor);
     if (r->out != NULL && r->out != stdout)
         fclose(r->out);
 }
@@ -208,10 +243,13 @@ int main(int argc, char **argv)
         {"max-batch", "N", "requests running at once", CLI_INT, &set.max_batch, 1, 4096, NULL},
         {"block-size", "N", "tokens a block", CLI_INT, &set.block_size, 1, 256, NULL},
         {"blocks", "N", "blocks in the pool; 0 = for 8192 tokens", CLI_INT, &set.blocks, 0, 1 << 24, NULL},
+        {"swap-blocks", "N", "blocks in host memory for preempted requests; 0 = compute them again", CLI_INT,
+         &set.swap_blocks, 0, 1 << 24, NULL},
+        {"no-prefix-cache", NULL, "prompts share nothing", CLI_FLAG, &set.no_prefix_cache, 0, 0, NULL},
         {"prefill-chunk", "N", "prompt rows a step", CLI_INT, &set.prefill_chunk, 1, 65536, NULL},
         {"kv-dtype", "TYPE", "of keys and values in the cache", CLI_CHOICE, &set.kv_dtype, 0, 0, cli_dtypes},
         {"clblast-params", "FILE", "parameters of CLBlast's kernels", CLI_STRING, &set.clblast_params, 0, 0, NULL},
-        {"stream", NULL, "a line {\"id\", \"index\", \"token\"} a token too", CLI_FLAG, &set.stream, 0, 0, NULL},
+        {"stream", NULL, "takes requests while others run; a line a token too", CLI_FLAG, &set.stream, 0, 0, NULL},
     };
     cli program = {.name = "kvleaf-generate",
                    .summary = "Continues token sequences with a Llama-style model, batched continuously over one "

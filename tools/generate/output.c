@@ -29,9 +29,9 @@ void print_request_error(FILE *out, const char *id, int64_t line, const failure 
     fflush(out);
 }
 
-void print_token(FILE *out, const request *r, int32_t token)
+void print_token(FILE *out, const request *r, int32_t index, int32_t token)
 {
-    fprintf(out, "{\"id\":%s,\"index\":0,\"token\":%d}\n", r->id, (int)token);
+    fprintf(out, "{\"id\":%s,\"index\":%d,\"token\":%d}\n", r->id, (int)index, (int)token);
     fflush(out);
 }
 
@@ -62,19 +62,37 @@ static void print_reports(FILE *out, const request *r, int32_t count)
     fputs("]}", out);
 }
 
-void print_sample(FILE *out, const request *r, const char *finish_reason)
+static void print_answer(FILE *out, const request *r, int32_t index, const int32_t *tokens, int32_t count,
+                         const char *finish_reason)
 {
-    int32_t generated = r->length - r->prompt;
+    const sample *at = &r->samples[index];
 
-    fprintf(out, "{\"id\":%s,\"index\":0,\"tokens\":[", r->id);
-    for (int32_t i = r->prompt; i < r->length; i++)
-        fprintf(out, i > r->prompt ? ",%d" : "%d", (int)r->tokens[i]);
+    fprintf(out, "{\"id\":%s,\"index\":%d,\"tokens\":[", r->id, (int)index);
+    for (int32_t i = 0; i < count; i++)
+        fprintf(out, i ? ",%d" : "%d", (int)tokens[i]);
     fprintf(out,
             "],\"finish_reason\":\"%s\",\"usage\":{\"prompt\":%d,\"cached\":%d,\"generated\":%d,\"peak_blocks\":%d,"
             "\"shared_blocks\":%d}",
-            finish_reason, (int)r->prompt, (int)r->cached, (int)generated, (int)r->peak_blocks, (int)r->shared_blocks);
+            finish_reason, (int)r->prompt, (int)r->cached, (int)count, (int)at->peak_blocks, (int)at->shared_blocks);
+}
+
+void print_sample(FILE *out, const request *r, int32_t index, const char *finish_reason)
+{
+    const sample *at = &r->samples[index];
+    int32_t generated = at->length - r->prompt;
+
+    print_answer(out, r, index, at->tokens + r->prompt, generated, finish_reason);
     if (r->reports != NULL)
         print_reports(out, r, generated);
     fputs("}\n", out);
+    fflush(out);
+}
+
+void print_hypothesis(FILE *out, const request *r, int32_t index)
+{
+    const hypothesis *h = &r->finished[index];
+
+    print_answer(out, r, index, h->tokens, h->length, h->stopped ? "stop" : "length");
+    fprintf(out, ",\"score\":%.9g}\n", h->score);
     fflush(out);
 }

@@ -2,8 +2,6 @@
 #include "request.h"
 
 #include <cjson/cJSON.h>
-#include <ctype.h>
-#include <errno.h>
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
@@ -17,8 +15,11 @@
 /* Hotter than this, every token is as likely as any other. */
 #define MAX_TEMPERATURE 1000.0
 
-static const char *const known_fields[] = {"id",   "tokens", "max_new_tokens", "temperature", "top_p",
-                                           "seed", "n",      "beam",           "stop_tokens", "teacher"};
+/* Answers of one request; the batch limits them further. */
+#define MAX_SAMPLES 4096
+
+static const char *const known_fields[] = {"id", "tokens", "max_new_tokens", "temperature", "top_p",    "seed",
+                                           "n",  "beam",   "stop_tokens",    "teacher",     "priority", "salt"};
 
 static const char *kind_of(const cJSON *item)
 {
@@ -94,39 +95,47 @@ static bool check_names(const cJSON *root, failure *error)
     return true;
 }
 
-static bool read_id(const cJSON *root, request *r, failure *error)
+static bool read_id(const cJSON *root, const char *name, char **out, failure *error)
 {
-    const cJSON *id = cJSON_GetObjectItemCaseSensitive(root, "id");
+    const cJSON *id = cJSON_GetObjectItemCaseSensitive(root, name);
 
     if (id == NULL)
-        return fail(error, INVALID, "id is missing");
+        return fail(error, INVALID, "%s is missing", name);
     if (!cJSON_IsString(id) && !cJSON_IsNumber(id))
-        return fail(error, INVALID, "id is %s, neither a string nor a number", kind_of(id));
-    r->id = cJSON_PrintUnformatted(id);
-    return r->id != NULL || fail(error, NO_MEMORY, "no memory for an id");
+        return fail(error, INVALID, "%s is %s, neither a string nor a number", name, kind_of(id));
+    *out = cJSON_PrintUnformatted(id);
+    return *out != NULL || fail(error, NO_MEMORY, "no memory for an id");
 }
 
 static bool read_sampling(const cJSON *root, request *r, failure *error)
 {
-    double temperature = 0, top_p = 1, seed = 0, samples = 1, max_new = DEFAULT_NEW_TOKENS;
-    const cJSON *beam = cJSON_GetObjectItemCaseSensitive(root, "beam");
+    double temperature = 0, top_p = 1, seed = 0, samples = 1, beam = 0, max_new = DEFAULT_NEW_TOKENS, priority = 0;
+    double salt = 0;
 
     if (!number_field(root, "max_new_tokens", 1, 1 << 24, false, true, &max_new, error) ||
         !number_field(root, "temperature", 0, MAX_TEMPERATURE, false, false, &temperature, error) ||
         !number_field(root, "top_p", 0, 1, true, false, &top_p, error) ||
         !number_field(root, "seed", 0, MAX_EXACT, false, true, &seed, error) ||
-        !number_field(root, "n", 1, 1 << 20, false, true, &samples, error))
+        !number_field(root, "n", 1, MAX_SAMPLES, false, true, &samples, error) ||
+        !number_field(root, "beam", 1, MAX_BEAM, false, true, &beam, error) ||
+        !number_field(root, "priority", KVLEAF_PRIORITY_LOW, KVLEAF_PRIORITY_HIGH, false, true, &priority, error) ||
+        !number_field(root, "salt", 0, MAX_EXACT, false, true, &salt, error))
         return false;
-    if (samples != 1)
-        return fail(error, UNSUPPORTED, "n is %g, only 1 sample a request is supported", samples);
-    if (beam != NULL && !(cJSON_IsNumber(beam) && beam->valuedouble == 1))
-        return fail(error, UNSUPPORTED, "beam is not supported");
+    if (beam > 0 && samples > beam)
+        return fail(error, INVALID, "n is %g, over the %g of beam", samples, beam);
+    if (beam > 0 && temperature > 0)
+        return fail(error, INVALID, "temperature is %g, with beam it must be 0", temperature);
     r->max_new = (int32_t)max_new;
     r->max_new_given = cJSON_HasObjectItem(root, "max_new_tokens");
     r->temperature = (float)temperature;
     /* A share that rounds to 0 in float32 still keeps the best token. */
     r->top_p = (float)top_p > 0 ? (float)top_p : 1e-30f;
     r->seed = (uint64_t)seed;
+    r->salt = (uint64_t)salt;
+    r->priority = (int32_t)priority;
+    r->num_samples = (int32_t)samples;
+    r->beam = beam > 1 ? (int32_t)beam : 0;
+    r->width = r->beam ? r->beam : r->num_samples;
     return true;
 }
 
@@ -150,30 +159,70 @@ static bool read_stop_tokens(const cJSON *root, const model_config *config, requ
     return right;
 }
 
-static bool read_tokens(const cJSON *root, const model_config *config, request *r, failure *error)
+static bool read_teacher(const cJSON *root, const model_config *config, request *r, failure *error)
 {
     const cJSON *teacher = cJSON_GetObjectItemCaseSensitive(root, "teacher");
+    int32_t count;
 
-    if (teacher != NULL) {
-        int32_t count;
-        if (!token_array(teacher, "teacher", config->vocab_size, 0, &r->teacher, &count, error))
-            return false;
-        if (count == 0)
-            return fail(error, INVALID, "teacher is empty");
-        r->max_new = count;
-        r->max_new_given = true;
-        r->num_stop_tokens = 0;
-        r->reports = calloc((size_t)count, sizeof *r->reports);
-        if (r->reports == NULL)
-            return fail(error, NO_MEMORY, "no memory for %d reports", (int)count);
+    if (teacher == NULL)
+        return true;
+    if (r->width > 1)
+        return fail(error, INVALID, "teacher takes one sample, not %d", (int)r->width);
+    if (!token_array(teacher, "teacher", config->vocab_size, 0, &r->teacher, &count, error))
+        return false;
+    if (count == 0)
+        return fail(error, INVALID, "teacher is empty");
+    r->max_new = count;
+    r->max_new_given = true;
+    r->num_stop_tokens = 0;
+    r->reports = calloc((size_t)count, sizeof *r->reports);
+    return r->reports != NULL || fail(error, NO_MEMORY, "no memory for %d reports", (int)count);
+}
+
+static bool make_samples(request *r, failure *error)
+{
+    size_t room = (size_t)r->prompt + (size_t)r->max_new;
+    bool right = true;
+
+    if (r->beam) {
+        r->finished = calloc((size_t)r->beam, sizeof *r->finished);
+        right = r->finished != NULL;
     }
+    for (int32_t i = 0; i < r->width && right; i++) {
+        sample *at = &r->samples[i];
+        at->length = r->prompt;
+        sampler_init(&at->sampler, r->temperature, r->top_p, r->seed + (uint64_t)i);
+        if (i > 0)
+            at->tokens = malloc(room * sizeof *at->tokens);
+        right = at->tokens != NULL;
+        if (right && i > 0)
+            memcpy(at->tokens, r->samples[0].tokens, (size_t)r->prompt * sizeof *at->tokens);
+        if (r->beam) {
+            at->best = calloc((size_t)r->num_best, sizeof *at->best);
+            at->scratch = malloc(room * sizeof *at->scratch);
+            right = right && at->best != NULL && at->scratch != NULL;
+        }
+    }
+    return right || fail(error, NO_MEMORY, "no memory for %d samples of %zu tokens", (int)r->width, room);
+}
+
+static bool read_tokens(const cJSON *root, const model_config *config, request *r, failure *error)
+{
     const cJSON *tokens = cJSON_GetObjectItemCaseSensitive(root, "tokens");
-    if (!token_array(tokens, "tokens", config->vocab_size, r->max_new, &r->tokens, &r->prompt, error))
+
+    r->samples = calloc((size_t)r->width, sizeof *r->samples);
+    if (r->samples == NULL)
+        return fail(error, NO_MEMORY, "no memory for %d samples", (int)r->width);
+    if (!token_array(tokens, "tokens", config->vocab_size, r->max_new, &r->samples[0].tokens, &r->prompt, error))
         return false;
     if (r->prompt == 0)
         return fail(error, INVALID, "tokens is empty, at least 1 is needed");
-    r->length = r->prompt;
-    return true;
+    /* As many as go on, whatever stops. */
+    r->num_best = r->beam + r->num_stop_tokens;
+    if (r->beam && r->num_best > config->vocab_size)
+        return fail(error, INVALID, "beam is %d beside %d stop tokens, the vocabulary has %d", (int)r->beam,
+                    (int)r->num_stop_tokens, (int)config->vocab_size);
+    return make_samples(r, error);
 }
 
 /* The offset of the first byte that is not UTF-8, or -1. Overlong forms pass: they harm nobody here. */
@@ -190,117 +239,77 @@ static int64_t first_bad_byte(const char *text)
     return -1;
 }
 
-/* A request of one line; r->id is set as soon as it is known, for the error line. */
-static bool parse_request(const char *text, const model_config *config, request *r, failure *error)
+void request_release(request *r)
+{
+    if (r == NULL)
+        return;
+    for (int32_t i = 0; r->samples != NULL && i < r->width; i++) {
+        free(r->samples[i].tokens);
+        free(r->samples[i].best);
+        free(r->samples[i].scratch);
+    }
+    for (int32_t i = 0; i < r->num_finished; i++)
+        free(r->finished[i].tokens);
+    free(r->finished);
+    free(r->samples);
+    cJSON_free(r->id);
+    free(r->teacher);
+    free(r->reports);
+    free(r);
+}
+
+bool request_stops_at(const request *r, int32_t token)
+{
+    for (int32_t i = 0; i < r->num_stop_tokens; i++)
+        if (r->stop_tokens[i] == token)
+            return true;
+    return false;
+}
+
+static line_kind read_request(const cJSON *root, int64_t line, const model_config *config, request **out, char **id,
+                              failure *error)
+{
+    request *r = calloc(1, sizeof *r);
+
+    if (r == NULL) {
+        fail(error, NO_MEMORY, "no memory for a request");
+        return LINE_WRONG;
+    }
+    r->line = line;
+    if (read_id(root, "id", &r->id, error) && check_names(root, error) && read_sampling(root, r, error) &&
+        read_stop_tokens(root, config, r, error) && read_teacher(root, config, r, error) &&
+        read_tokens(root, config, r, error)) {
+        *out = r;
+        return LINE_REQUEST;
+    }
+    *id = r->id;
+    r->id = NULL;
+    request_release(r);
+    return LINE_WRONG;
+}
+
+line_kind request_parse(const char *text, int64_t line, const model_config *config, request **out, char **id,
+                        failure *error)
 {
     const char *end = NULL;
     int64_t bad = first_bad_byte(text);
-    if (bad >= 0)
-        return fail(error, INVALID, "no JSON: byte %lld of the line is not UTF-8", (long long)bad);
+    line_kind kind = LINE_WRONG;
+
+    *out = NULL;
+    *id = NULL;
+    if (bad >= 0) {
+        fail(error, INVALID, "no JSON: byte %lld of the line is not UTF-8", (long long)bad);
+        return LINE_WRONG;
+    }
     cJSON *root = cJSON_ParseWithOpts(text, &end, 1);
     if (root == NULL)
-        return fail(error, INVALID, "no JSON: error at byte %d, near '%.24s'", (int)(end ? end - text : 0),
-                    end ? end : "");
-    bool right = cJSON_IsObject(root) || fail(error, INVALID, "the line is %s, not an object", kind_of(root));
-    right = right && read_id(root, r, error) && check_names(root, error) && read_sampling(root, r, error) &&
-            read_stop_tokens(root, config, r, error) && read_tokens(root, config, r, error);
+        fail(error, INVALID, "no JSON: error at byte %d, near '%.24s'", (int)(end ? end - text : 0), end ? end : "");
+    else if (!cJSON_IsObject(root))
+        fail(error, INVALID, "the line is %s, not an object", kind_of(root));
+    else if (cJSON_HasObjectItem(root, "cancel"))
+        kind = read_id(root, "cancel", id, error) ? LINE_CANCEL : LINE_WRONG;
+    else
+        kind = read_request(root, line, config, out, id, error);
     cJSON_Delete(root);
-    return right;
-}
-
-static void release_request(request *r)
-{
-    cJSON_free(r->id);
-    free(r->tokens);
-    free(r->teacher);
-    free(r->reports);
-    memset(r, 0, sizeof *r);
-}
-
-/* One line of any length without its newline; *text grows as needed. 1 read, 0 at the end, -1 no memory. */
-static int read_line(FILE *file, char **text, size_t *capacity)
-{
-    size_t length = 0;
-    int c;
-
-    while ((c = getc(file)) != EOF && c != '\n') {
-        if (length + 1 >= *capacity) {
-            size_t larger = *capacity ? *capacity * 2 : 4096;
-            char *grown = realloc(*text, larger);
-            if (grown == NULL)
-                return -1;
-            *text = grown;
-            *capacity = larger;
-        }
-        /* A NUL would end the text early and hide what follows. */
-        (*text)[length++] = c == '\0' ? '\1' : (char)c;
-    }
-    if (c == EOF && length == 0)
-        return 0;
-    if (*text == NULL && (*text = malloc(*capacity = 4096)) == NULL)
-        return -1;
-    (*text)[length] = '\0';
-    return 1;
-}
-
-static bool blank(const char *text)
-{
-    while (isspace((unsigned char)*text))
-        text++;
-    return *text == '\0';
-}
-
-static request *next_slot(request_list *list)
-{
-    if (list->count == list->capacity) {
-        int32_t larger = list->capacity ? list->capacity * 2 : 64;
-        request *grown = realloc(list->items, (size_t)larger * sizeof *grown);
-        if (grown == NULL)
-            return NULL;
-        list->items = grown;
-        list->capacity = larger;
-    }
-    memset(&list->items[list->count], 0, sizeof *list->items);
-    return &list->items[list->count];
-}
-
-bool requests_read(request_list *list, FILE *file, const model_config *config, FILE *out, failure *error)
-{
-    char *text = NULL;
-    size_t capacity = 0;
-    int64_t line = 0;
-    int got;
-
-    memset(list, 0, sizeof *list);
-    while ((got = read_line(file, &text, &capacity)) == 1) {
-        failure wrong;
-        line++;
-        if (blank(text))
-            continue;
-        request *r = next_slot(list);
-        if (r == NULL) {
-            got = -1;
-            break;
-        }
-        r->line = line;
-        if (parse_request(text, config, r, &wrong)) {
-            list->count++;
-            continue;
-        }
-        print_request_error(out, r->id, line, &wrong);
-        release_request(r);
-        list->errors++;
-    }
-    free(text);
-    if (got < 0)
-        return fail(error, NO_MEMORY, "no memory for line %lld of the requests", (long long)line);
-    return !ferror(file) || fail(error, INVALID, "the requests can't be read: %s", strerror(errno));
-}
-
-void requests_release(request_list *list)
-{
-    for (int32_t i = 0; i < list->count; i++)
-        release_request(&list->items[i]);
-    free(list->items);
-    memset(list, 0, sizeof *list);
+    return kind;
 }
