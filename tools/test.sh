@@ -94,10 +94,10 @@ print("{passed} passed, {failed} failed, {skipped} skipped".format(**last))' <"$
 }
 
 # A part of the unit tests under the sanitizers, in a build of their own. Kernels run as PoCL compiles them,
-# uninstrumented.
+# uninstrumented: as the unit tests before them left them in PoCL's cache.
 sanitized_tests() {
     build_folder build-asan -Dwarning_level=3 -Dwerror=true -Dtools=false -Db_sanitize=address,undefined \
-        -Db_lundef=false -Dbuildtype=debugoptimized -Doptimization=1
+        -Db_lundef=false -Dbuildtype=debugoptimized -Doptimization=1 -Ddriver_caches="$PWD/$build/tests"
     LSAN_OPTIONS=suppressions=$PWD/tests/lsan.supp UBSAN_OPTIONS=halt_on_error=1:print_stacktrace=1 \
         meson_suite build-asan --suite sanitized
 }

@@ -96,3 +96,43 @@ void print_hypothesis(FILE *out, const request *r, int32_t index)
     fprintf(out, ",\"score\":%.9g}\n", h->score);
     fflush(out);
 }
+
+void print_stats(FILE *out, const kvleaf_blocks_stats *stats, int32_t running, int32_t waiting, const char *map)
+{
+    const struct {
+        const char *name;
+        double value;
+    } rows[] = {
+        {"running", running},
+        {"waiting", waiting},
+        {"total", stats->total},
+        {"used", stats->used},
+        {"cached", stats->cached},
+        {"free", stats->free},
+        {"pinned", stats->pinned},
+        {"sequences", stats->sequences},
+        {"swapped", stats->swapped},
+        {"indexed", stats->indexed},
+        {"host_total", stats->host_total},
+        {"host_used", stats->host_used},
+        {"tokens", (double)stats->tokens},
+        {"slots_wasted", (double)stats->slots_wasted},
+        {"copies", (double)stats->copies},
+        {"looked_up", (double)stats->looked_up},
+        {"hits", (double)stats->hits},
+        {"evictions", (double)stats->evictions},
+        {"swapped_out", (double)stats->swapped_out},
+        {"swapped_in", (double)stats->swapped_in},
+    };
+    cJSON *outer = cJSON_CreateObject(), *row = cJSON_AddObjectToObject(outer, "stats");
+
+    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++)
+        cJSON_AddNumberToObject(row, rows[i].name, rows[i].value);
+    if (map != NULL)
+        cJSON_AddStringToObject(outer, "map", map);
+    char *text = cJSON_PrintUnformatted(outer);
+    fprintf(out, "%s\n", text ? text : "{\"stats\":{}}");
+    fflush(out);
+    cJSON_free(text);
+    cJSON_Delete(outer);
+}

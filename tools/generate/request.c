@@ -266,10 +266,10 @@ bool request_stops_at(const request *r, int32_t token)
     return false;
 }
 
-static line_kind read_request(const cJSON *root, int64_t line, const model_config *config, request **out, char **id,
-                              failure *error)
+static line_kind read_request(const cJSON *root, int64_t line, const model_config *config, parsed_line *out)
 {
     request *r = calloc(1, sizeof *r);
+    failure *error = &out->error;
 
     if (r == NULL) {
         fail(error, NO_MEMORY, "no memory for a request");
@@ -279,37 +279,58 @@ static line_kind read_request(const cJSON *root, int64_t line, const model_confi
     if (read_id(root, "id", &r->id, error) && check_names(root, error) && read_sampling(root, r, error) &&
         read_stop_tokens(root, config, r, error) && read_teacher(root, config, r, error) &&
         read_tokens(root, config, r, error)) {
-        *out = r;
+        out->request = r;
         return LINE_REQUEST;
     }
-    *id = r->id;
+    out->id = r->id;
     r->id = NULL;
     request_release(r);
     return LINE_WRONG;
 }
 
-line_kind request_parse(const char *text, int64_t line, const model_config *config, request **out, char **id,
-                        failure *error)
+static line_kind read_cancel(const cJSON *root, parsed_line *out)
+{
+    double index = -1;
+
+    if (!read_id(root, "cancel", &out->id, &out->error) ||
+        !number_field(root, "index", 0, MAX_SAMPLES, false, true, &index, &out->error))
+        return LINE_WRONG;
+    out->index = (int32_t)index;
+    return LINE_CANCEL;
+}
+
+static line_kind read_stats(const cJSON *root, parsed_line *out)
+{
+    const cJSON *item = cJSON_GetObjectItemCaseSensitive(root, "stats");
+
+    out->map = cJSON_IsString(item) && strcmp(item->valuestring, "map") == 0;
+    if (out->map || cJSON_IsTrue(item))
+        return LINE_STATS;
+    fail(&out->error, INVALID, "stats is %s, neither true nor \"map\"", kind_of(item));
+    return LINE_WRONG;
+}
+
+void request_parse(const char *text, int64_t line, const model_config *config, parsed_line *out)
 {
     const char *end = NULL;
     int64_t bad = first_bad_byte(text);
-    line_kind kind = LINE_WRONG;
 
-    *out = NULL;
-    *id = NULL;
+    *out = (parsed_line){.kind = LINE_WRONG};
     if (bad >= 0) {
-        fail(error, INVALID, "no JSON: byte %lld of the line is not UTF-8", (long long)bad);
-        return LINE_WRONG;
+        fail(&out->error, INVALID, "no JSON: byte %lld of the line is not UTF-8", (long long)bad);
+        return;
     }
     cJSON *root = cJSON_ParseWithOpts(text, &end, 1);
     if (root == NULL)
-        fail(error, INVALID, "no JSON: error at byte %d, near '%.24s'", (int)(end ? end - text : 0), end ? end : "");
+        fail(&out->error, INVALID, "no JSON: error at byte %d, near '%.24s'", (int)(end ? end - text : 0),
+             end ? end : "");
     else if (!cJSON_IsObject(root))
-        fail(error, INVALID, "the line is %s, not an object", kind_of(root));
+        fail(&out->error, INVALID, "the line is %s, not an object", kind_of(root));
     else if (cJSON_HasObjectItem(root, "cancel"))
-        kind = read_id(root, "cancel", id, error) ? LINE_CANCEL : LINE_WRONG;
+        out->kind = read_cancel(root, out);
+    else if (cJSON_HasObjectItem(root, "stats"))
+        out->kind = read_stats(root, out);
     else
-        kind = read_request(root, line, config, out, id, error);
+        out->kind = read_request(root, line, config, out);
     cJSON_Delete(root);
-    return kind;
 }

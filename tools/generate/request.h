@@ -24,6 +24,7 @@ typedef struct sample {
     int32_t *tokens; /* the prompt, then what was generated: [prompt + max_new] */
     int32_t length;
     bool done;
+    bool cancelled; /* answered for; not done yet */
     sampler sampler;
 
     /* The scheduler's. */
@@ -76,12 +77,19 @@ typedef struct request {
 } request;
 
 /* What a line of the input asks for. */
-typedef enum line_kind { LINE_REQUEST, LINE_CANCEL, LINE_WRONG } line_kind;
+typedef enum line_kind { LINE_REQUEST, LINE_CANCEL, LINE_STATS, LINE_WRONG } line_kind;
 
-/* Reads one line. LINE_REQUEST: *out is a new request. LINE_CANCEL: *id names what is to end, as JSON text (freed by
- * the caller with cJSON_free). LINE_WRONG: *id is the line's id if it has one (else NULL), *error says why. */
-line_kind request_parse(const char *text, int64_t line, const model_config *config, request **out, char **id,
-                        failure *error);
+typedef struct parsed_line {
+    line_kind kind;
+    request *request; /* REQUEST: a new one */
+    char *id;         /* CANCEL: what is to end, as JSON text; WRONG: the line's id if it has one; else NULL */
+    int32_t index;    /* CANCEL: of the sample, or -1 = all of it */
+    bool map;         /* STATS: with the block map */
+    failure error;    /* WRONG: why */
+} parsed_line;
+
+/* Reads one line; the caller takes the request, and frees the id with cJSON_free. */
+void request_parse(const char *text, int64_t line, const model_config *config, parsed_line *out);
 void request_release(request *r);
 
 /* Whether the token ends a sample of the request. */
@@ -92,5 +100,7 @@ void print_request_error(FILE *out, const char *id, int64_t line, const failure 
 void print_sample(FILE *out, const request *r, int32_t index, const char *finish_reason);
 void print_hypothesis(FILE *out, const request *r, int32_t index);
 void print_token(FILE *out, const request *r, int32_t index, int32_t token);
+/* The cache's counts, and `map`, a picture of it, if not NULL. */
+void print_stats(FILE *out, const kvleaf_blocks_stats *stats, int32_t running, int32_t waiting, const char *map);
 
 #endif

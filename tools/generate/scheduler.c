@@ -114,6 +114,8 @@ static bool take_token(scheduler *s, request *r, int32_t index, const float *log
     sample *at = &r->samples[index];
     int32_t step = at->length - r->prompt;
 
+    if (at->cancelled)
+        return admission_end_sample(s, r, index);
     if (r->teacher != NULL) {
         sampler_best(logits, vocab, r->reports[step].best, REPORTED);
         token = r->teacher[step];
@@ -156,7 +158,7 @@ static bool take_logits(scheduler *s, const step_member *member, const float *lo
         bool split = r->split;
         r->split = true;
         for (int32_t i = split ? member->index : 0; i <= last; i++)
-            if (!take_token(s, r, i, logits))
+            if (!r->samples[i].done && !take_token(s, r, i, logits))
                 return false;
         over = all_done(r);
     }
@@ -201,44 +203,103 @@ static bool run_step(scheduler *s)
 
 /* ------------------------------------------------------------------------------- the loop */
 
-static bool cancel(scheduler *s, const char *id)
+/* Answers for samples first .. end - 1 and takes no more of their tokens. */
+static bool cancel_samples(scheduler *s, request *r, int32_t first, int32_t end)
+{
+    for (int32_t i = first; i < end; i++) {
+        sample *at = &r->samples[i];
+        if (at->done || at->cancelled)
+            continue;
+        print_sample(s->params->out, r, i, "cancel");
+        at->cancelled = true;
+        /* One that has forked can go at once; another does when its next token comes. */
+        if (r->split && r->state == REQUEST_RUNNING && !admission_end_sample(s, r, i))
+            return false;
+    }
+    return true;
+}
+
+static bool cancel(scheduler *s, const char *id, int32_t index)
 {
     request *r = admission_find(s, id);
+    bool some = false;
 
-    if (r == NULL)
+    if (r == NULL || index >= r->num_samples)
         return true; /* it has ended in the meantime */
-    for (int32_t i = 0; i < r->num_samples; i++)
-        if (!r->samples[i].done)
-            print_sample(s->params->out, r, i, "cancel");
+    bool one = index >= 0 && !r->beam;
+    if (!cancel_samples(s, r, one ? index : 0, one ? index + 1 : r->num_samples))
+        return false;
+    for (int32_t i = 0; one && i < r->width; i++)
+        some = some || !(r->samples[i].done || r->samples[i].cancelled);
+    if (some)
+        return true;
     s->totals->cancelled++;
     return admission_leave(s, r);
+}
+
+static bool answer_stats(scheduler *s, bool map)
+{
+    kvleaf_blocks_stats stats = {.struct_size = sizeof stats};
+    char *text = NULL;
+    size_t size = 0;
+    int32_t waiting = 0;
+
+    if (kvleaf_cache_query(s->cache, &stats) != KVLEAF_OK)
+        return fail_kvleaf(s->error, "kvleaf_cache_query");
+    if (map) {
+        kvleaf_cache_describe(s->cache, KVLEAF_FORMAT_SVG, NULL, 0, &size);
+        text = malloc(size);
+        if (text == NULL)
+            return fail(s->error, "KVLEAF_NO_MEMORY", "no memory for a picture of %zu bytes", size);
+        if (kvleaf_cache_describe(s->cache, KVLEAF_FORMAT_SVG, text, size, &size) != KVLEAF_OK) {
+            free(text);
+            return fail_kvleaf(s->error, "kvleaf_cache_describe");
+        }
+    }
+    for (const request *r = s->first; r != NULL; r = r->next)
+        waiting++;
+    print_stats(s->params->out, &stats, s->num_running, waiting, text);
+    free(text);
+    return true;
+}
+
+static bool take_line(scheduler *s, const char *text)
+{
+    parsed_line line;
+    bool right = true;
+
+    request_parse(text, s->in->line, &s->m->config, &line);
+    switch (line.kind) {
+    case LINE_REQUEST:
+        admission_queue(s, line.request);
+        break;
+    case LINE_CANCEL:
+        right = cancel(s, line.id, line.index);
+        break;
+    case LINE_STATS:
+        right = answer_stats(s, line.map);
+        break;
+    case LINE_WRONG:
+        print_request_error(s->params->out, line.id, s->in->line, &line.error);
+        s->totals->errors++;
+        break;
+    }
+    cJSON_free(line.id);
+    return right;
 }
 
 /* Takes the lines that are there; waits for one where there is nothing else to do, for all of them unless streaming. */
 static bool take_lines(scheduler *s)
 {
     bool idle = s->num_running == 0 && s->first == NULL;
-    char *text;
+    const char *text;
 
     do {
         if (!input_fill(s->in, idle || !s->params->stream, s->error))
             return false;
-        while ((text = input_line(s->in)) != NULL) {
-            request *r;
-            char *id;
-            failure wrong;
-            line_kind kind = request_parse(text, s->in->line, &s->m->config, &r, &id, &wrong);
-            if (kind == LINE_REQUEST)
-                admission_queue(s, r);
-            bool right = kind != LINE_CANCEL || cancel(s, id);
-            if (kind == LINE_WRONG) {
-                print_request_error(s->params->out, id, s->in->line, &wrong);
-                s->totals->errors++;
-            }
-            cJSON_free(id);
-            if (!right)
+        while ((text = input_line(s->in)) != NULL)
+            if (!take_line(s, text))
                 return false;
-        }
     } while (!s->params->stream && !s->in->ended);
     return true;
 }
