@@ -1,12 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* kvleaf-bench: which configurations to run, and their rows. */
 #include "bench/bench.h"
+#include "bench/serving.h"
 
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-static const char *const bench_names[] = {"decode", "prefill", "append", "blocks", "prefix"};
+static const char *const bench_names[] = {"decode", "prefill", "append", "blocks", "prefix", "serving"};
 static const char *const layout_names[] = {"auto", "strided", "rows", "cpu16", "dim8", "swizzle8", NULL};
 
 static const char *const sharing_names[] = {"auto", "off", "always"};
@@ -217,16 +218,17 @@ static bench_kind parse_kind(const cli *program)
             if (strcmp(program->arguments[0], bench_names[i]) == 0)
                 return (bench_kind)i;
         }
-        cli_usage(program, "unknown bench \"%s\", must be decode, prefill, append, blocks or prefix",
+        cli_usage(program, "unknown bench \"%s\", must be decode, prefill, append, blocks, prefix or serving",
                   program->arguments[0]);
     }
-    cli_usage(program, "%d benches are named, must be one of decode, prefill, append, blocks, prefix",
+    cli_usage(program, "%d benches are named, must be one of decode, prefill, append, blocks, prefix, serving",
               program->num_arguments);
 }
 
 int main(int argc, char **argv)
 {
     bench_config config = {.shape = CLI_SHAPE_DEFAULTS, .seed = 1};
+    serving_options serving = {.max_length = 2048, .chunk = 512};
     const cli_option options[] = {
         {"batch", "N", "sequences; without batch, context and q-len a list is run", CLI_INT, &config.batch, 0, 4096,
          NULL},
@@ -238,10 +240,22 @@ int main(int argc, char **argv)
         {"layout", "NAME", "of the blocks", CLI_CHOICE, &config.layout, 0, 0, layout_names},
         {"seed", "N", "of the order of the blocks", CLI_SEED, &config.seed, 0, 0, NULL},
         {"runs", "N", "timed runs; 0 = 50, fewer where one takes long", CLI_INT, &config.runs, 0, 1000, NULL},
+        {"requests", "N", "serving: of the stream; 0 = 40 on a CPU, 1000 on a GPU", CLI_INT, &serving.requests, 0,
+         1000000, NULL},
+        {"max-length", "N", "serving: tokens a request may have, and what is reserved", CLI_INT, &serving.max_length, 2,
+         1 << 20, NULL},
+        {"blocks", "N", "serving: in the pool; 0 = for 8 longest requests on a CPU, 64 on a GPU", CLI_INT,
+         &serving.blocks, 0, 1 << 24, NULL},
+        {"layers", "N", "serving: of attention alone; 0 = 1 on a CPU, 4 on a GPU", CLI_INT, &serving.layers, 0, 1024,
+         NULL},
+        {"prefill-chunk", "N", "serving: prompt rows a step", CLI_INT, &serving.chunk, 16, 65536, NULL},
+        {"lengths", "FILE", "serving: a line \"prompt output\" a request, in tokens", CLI_STRING, &serving.lengths, 0,
+         0, NULL},
+        {"model", "DIR", "serving: the model to run; without, attention alone", CLI_STRING, &serving.model, 0, 0, NULL},
     };
     cli program = {
         .name = "kvleaf-bench",
-        .arguments_help = "decode | prefill | append | blocks | prefix",
+        .arguments_help = "decode | prefill | append | blocks | prefix | serving",
         .summary =
             "Times an operation of the attention layer beside what the device can do at best, or the host's own work.",
         .notes = "KVLEAF_VARIANT=GLOB forces a variant.",
@@ -267,8 +281,10 @@ int main(int argc, char **argv)
         kvleaf_device_queue_create(rig.device, &rig.queue) != KVLEAF_OK)
         status = cli_fail(&program, "can't use the device");
     rig.gpu = !(rig.caps.type & CL_DEVICE_TYPE_CPU);
+    serving.shape = config.shape;
+    serving.seed = config.seed;
     if (rig.queue && (config.kind == BENCH_BLOCKS || bench_kernels(&rig) == CLI_OK))
-        status = run(&rig, &config);
+        status = config.kind == BENCH_SERVING ? bench_serving(&rig, &serving) : run(&rig, &config);
     if (rig.kernels)
         clReleaseProgram(rig.kernels);
     if (rig.queue)

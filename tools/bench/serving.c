@@ -4,7 +4,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-enum { MOST_SAMPLES = 6, LEAST_BATCH = 16 };
+enum { MOST_SAMPLES = 6 };
 
 static const char *const policy_names[] = {"paged", "reserved", "known"};
 
@@ -54,21 +54,21 @@ static int run(const experiment *e, const char *name, const serving_case *wanted
     return status;
 }
 
-/* Paged with the largest batch whose 99th percentile is no longer than the reservation's; the whole pool first, since
- * where a step's time hardly grows with its rows that is the answer. */
-static int run_equal(const experiment *e, double p99_ms, serving_outcome *out)
+/* Paged with the largest batch that was tried whose 99th percentile is no longer than the reservation's, from what the
+ * whole pool holds (which was run before, in *out) down to what the reservation held. */
+static int run_equal(const experiment *e, const serving_outcome *reserved, serving_outcome *out)
 {
-    serving_case paged = {.policy = SERVING_PAGED, .max_batch = e->most, .samples = 1};
-    for (;;) {
+    serving_case paged = {.policy = SERVING_PAGED, .max_batch = out->peak_sequences, .samples = 1};
+    while (out->p99_ms > reserved->p99_ms && paged.max_batch > reserved->peak_sequences) {
+        int fitting = (int)(paged.max_batch * reserved->p99_ms / out->p99_ms), least = paged.max_batch * 3 / 4;
+        paged.max_batch = fitting > least ? fitting : least;
+        if (paged.max_batch < reserved->peak_sequences)
+            paged.max_batch = reserved->peak_sequences;
         int status = run(e, "paged, equal latency", &paged, out);
-        if (status != CLI_OK || out->p99_ms <= p99_ms || paged.max_batch <= LEAST_BATCH)
+        if (status != CLI_OK)
             return status;
-        int shrunk = (int)(paged.max_batch * p99_ms / out->p99_ms);
-        int peak = out->peak_sequences < paged.max_batch ? out->peak_sequences : paged.max_batch;
-        paged.max_batch = shrunk < peak * 3 / 4 ? peak * 3 / 4 : shrunk < peak ? shrunk : peak - 1;
-        if (paged.max_batch < LEAST_BATCH)
-            paged.max_batch = LEAST_BATCH;
     }
+    return CLI_OK;
 }
 
 /* Several samples or beams a request: with sharing and without. The most that sharing saved and gained. */
@@ -144,7 +144,7 @@ static int run_experiment(const experiment *e)
     if (run(e, "paged", &wanted, &paged) != CLI_OK)
         return CLI_FAILED;
     equal = paged;
-    if (paged.p99_ms > reserved.p99_ms && run_equal(e, reserved.p99_ms, &equal) != CLI_OK)
+    if (run_equal(e, &reserved, &equal) != CLI_OK)
         return CLI_FAILED;
     if (run_sharing(e, &saved, &gained) != CLI_OK)
         return CLI_FAILED;

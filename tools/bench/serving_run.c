@@ -305,7 +305,7 @@ static void summarise(run_state *s, double seconds)
 
 static int run_all(run_state *s)
 {
-    double begin = bench_seconds(), seconds;
+    double begin = bench_seconds(), seconds = 0;
     while (s->next < s->options->requests || s->num_running > 0) {
         if (extend_all(s) != CLI_OK || admit(s) != CLI_OK)
             return CLI_FAILED;
