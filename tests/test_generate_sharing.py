@@ -164,10 +164,12 @@ def test_samples(bench):
     bench.check(len({tuple(a["tokens"]) for a in three}) == 3, "and they differ")
     full = len(PROMPT) // BLOCK
     shared = [a["usage"]["shared_blocks"] for a in three]
-    bench.check(all(full <= s <= full + 1 for s in shared), f"each shared the {full} full blocks of the prompt: {shared}")
+    bench.check(all(full <= s <= full + 1 for s in shared),
+                f"each shared the {full} full blocks of the prompt: {shared}")
     # 5 full ones of the prompt, and 7 more a sample for 45 tokens; in three copies they would be 36.
     code, answers, errors = bench.run(lines[:1], "--block-size", BLOCK, "--blocks", 26, model=folder)
-    bench.check(code == 0 and " 0 preemptions" in errors, f"26 blocks are enough for all three: {errors.strip()[-160:]}")
+    bench.check(code == 0 and " 0 preemptions" in errors,
+                f"26 blocks are enough for all three: {errors.strip()[-160:]}")
     _, answers, _ = bench.run([request("greedy", n=2)], "--block-size", BLOCK, model=folder)
     bench.check([a["tokens"] for a in answers] == [reference.greedy(PROMPT, 24)] * 2, "two greedy samples are the same")
     stop = reference.greedy(PROMPT, 1)

@@ -14,7 +14,8 @@ import sys
 from pathlib import Path
 
 PAGED, OTHER, FAINT = "#2a6f97", "#b8b8b8", "#e3e3e3"
-RUNS = (("reserved, longest", "longest\nreserved"), ("reserved, true length", "true length\nreserved"), ("paged", "paged"))
+RUNS = (("reserved, longest", "longest\nreserved"), ("reserved, true length", "true length\nreserved"),
+        ("paged", "paged"))
 
 
 class Failure(Exception):
@@ -66,7 +67,8 @@ def draw(rows, out):
     bars(held, "Sequences at once, in the same memory", labels, of("sequences"), lambda v: f"{v:.0f}", colours)
     equal = rows.get("paged, equal latency", rows["paged"])
     values = of("tokens_per_second")[:2] + [equal["tokens_per_second"]]
-    bars(speed, "Tokens a second, 99th percentile no longer than reserved", labels, values, lambda v: f"{v:,.0f}", colours)
+    bars(speed, "Tokens a second, 99th percentile no longer than reserved", labels, values,
+         lambda v: f"{v:,.0f}", colours)
 
     shared = [(name.removesuffix(", shared"), row["saved"]) for name, row in rows.items() if name.endswith(", shared")]
     bars(sharing, "Blocks that sharing saves", [name for name, _ in shared], [100 * saved for _, saved in shared],

@@ -173,6 +173,7 @@ else
     stage 'other drivers' bash tests/drivers/run.sh "$build"
     stage 'offline compile for AMD' python3 tests/check_offline.py amd
     stage 'offline compile for Intel' python3 tests/check_offline.py intel
+    stage 'the runner, small models' .venv/bin/python tests/test_generate_sharing.py
     stage 'the model' .venv/bin/python tests/test_generate.py
 fi
 

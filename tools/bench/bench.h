@@ -9,7 +9,14 @@
 
 #include "common/cli.h"
 
-typedef enum bench_kind { BENCH_DECODE, BENCH_PREFILL, BENCH_APPEND, BENCH_BLOCKS, BENCH_PREFIX, BENCH_SERVING } bench_kind;
+typedef enum bench_kind {
+    BENCH_DECODE,
+    BENCH_PREFILL,
+    BENCH_APPEND,
+    BENCH_BLOCKS,
+    BENCH_PREFIX,
+    BENCH_SERVING
+} bench_kind;
 
 typedef struct bench_config {
     bench_kind kind;

@@ -322,7 +322,7 @@ static bool run_all(scheduler *s)
     for (;;) {
         if (!s->in->ended && !take_lines(s))
             return false;
-        if (!admission_extend(s) || !admission_enter(s))
+        if (!admission_enter(s) || !admission_extend(s))
             return false;
         if (s->num_running > 0 && !run_step(s))
             return false;
