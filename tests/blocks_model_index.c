@@ -74,14 +74,30 @@ static bool is_read(const model_group *g, int32_t block)
     return place_in(&g->copies_src, block) != MODEL_NONE;
 }
 
+/* Behind all, but before the block that it continues. */
+static void make_cached(model *m, int32_t group, int32_t block)
+{
+    model_group *g = &m->groups[group];
+    int32_t parent = group == m->primary ? m->entries[block].parent : MODEL_NONE;
+    int32_t at = parent == MODEL_NONE ? MODEL_NONE : place_in(&g->cached, parent);
+    append(&g->cached, block);
+    if (at == MODEL_NONE || g->priority[parent] != g->priority[block])
+        return;
+    memmove(&g->cached.blocks[at + 1], &g->cached.blocks[at],
+            (size_t)(g->cached.count - 1 - at) * sizeof *g->cached.blocks);
+    g->cached.blocks[at] = block;
+}
+
 void model_refile(model *m, int32_t group, int32_t block)
 {
     model_group *g = &m->groups[group];
     bool held = model_holders(m, group, block) > 0 || is_read(g, block) || model_is_pinned(m, group, block);
     if (held)
         unlist(g, block);
+    else if (!is_listed(g, block) && model_entry_of(m, group, block) == MODEL_NONE)
+        append(&g->free, block);
     else if (!is_listed(g, block))
-        append(model_entry_of(m, group, block) == MODEL_NONE ? &g->free : &g->cached, block);
+        make_cached(m, group, block);
 }
 
 /* The same for the chain that ends with an entry, last one first. */

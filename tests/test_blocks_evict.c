@@ -144,6 +144,10 @@ static void test_time_to_live(void **state)
     check_blocks(blocks, 0);
     assert_int_equal(found(blocks, 1, 2), 2);
     assert_ok(kvleaf_blocks_seq_destroy(blocks, &seq));
+    const kvleaf_seq_params forever = {.struct_size = sizeof forever, .ttl_ms = UINT64_MAX};
+    cache(blocks, &forever, 4, 1);
+    now = UINT64_MAX;
+    assert_int_equal(found(blocks, 4, 1), 1);
     kvleaf_blocks_destroy(&blocks);
 }
 

@@ -77,6 +77,19 @@ static void test_empty(void **state)
     assert_order(&f, NULL, 0);
 }
 
+static void test_insert(void **state)
+{
+    (void)state;
+    fixture f;
+    fill(&f);
+    assert_false(kvl_list_insert(&f.list, 5, 0));
+    assert_true(kvl_list_remove(&f.list, 5) && kvl_list_remove(&f.list, 3) && kvl_list_remove(&f.list, 0));
+    assert_true(kvl_list_insert(&f.list, 0, 1));
+    assert_true(kvl_list_insert(&f.list, 5, 2));
+    assert_true(kvl_list_insert(&f.list, 3, KVL_LIST_END));
+    assert_order(&f, (int32_t[]){0, 1, 5, 2, 4, 3}, 6);
+}
+
 /* vllm #42571: one id twice in what is freed. */
 static void test_given_twice(void **state)
 {
@@ -138,9 +151,13 @@ static void test_destroy_finds_double_free(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_order),          cmocka_unit_test(test_remove_anywhere),
-        cmocka_unit_test(test_empty),          cmocka_unit_test(test_given_twice),
-        cmocka_unit_test(test_released_twice), cmocka_unit_test(test_destroy_finds_double_free),
+        cmocka_unit_test(test_order),
+        cmocka_unit_test(test_insert),
+        cmocka_unit_test(test_remove_anywhere),
+        cmocka_unit_test(test_empty),
+        cmocka_unit_test(test_given_twice),
+        cmocka_unit_test(test_released_twice),
+        cmocka_unit_test(test_destroy_finds_double_free),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -212,10 +212,13 @@ static void test_all_with_windows(void **state)
     assert_int_equal(info_of(blocks, child).cached, 24);
     check_blocks(blocks, 0);
     destroy(blocks, seq);
-    /* eight blocks for something else, in both groups: the chain breaks at its deepest end of what is not in use */
+    /* Eight blocks for something else: of the chain's blocks that left the window the deepest goes, and with it from
+     * the index what is behind it. */
     seq = make_seq(blocks, 0);
     assert_ok(extend(blocks, seq, 32));
     check_blocks(blocks, 0);
+    assert_true(stats_of(blocks).evictions > 0);
+    assert_true(blocks->index.entries[0].serial > 0);
     extend_ids(blocks, child, line + 25, 7);
     compute(blocks, child);
     check_blocks(blocks, 0);

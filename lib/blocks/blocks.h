@@ -61,6 +61,8 @@ void kvl_list_init(kvl_block_list *list, kvl_block *blocks);
 int32_t kvl_list_take(kvl_block_list *list);
 /* Appends a block. False, and nothing is changed, where it is listed already. */
 bool kvl_list_give(kvl_block_list *list, int32_t block);
+/* The same, before one that is there; KVL_LIST_END: behind all. */
+bool kvl_list_insert(kvl_block_list *list, int32_t block, int32_t before);
 /* Takes a block from wherever it is. False, and nothing is changed, where it is not listed. */
 bool kvl_list_remove(kvl_block_list *list, int32_t block);
 
@@ -77,7 +79,7 @@ typedef struct kvl_group {
     int32_t window; /* 0 = none */
     kvl_block *blocks;
     kvl_block_list free;                   /* in the order in which they were freed */
-    kvl_block_list cached[KVL_PRIORITIES]; /* lowest first; each least recently used first */
+    kvl_block_list cached[KVL_PRIORITIES]; /* lowest first; each least recently used first, a chain deepest first */
     int32_t num_cached;
     int32_t indexed;
     int32_t used;              /* referred to, held, or withheld */

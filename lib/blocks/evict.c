@@ -37,12 +37,25 @@ static void tell_added(const kvleaf_blocks *blocks, int32_t group, int32_t id)
     blocks->eviction.added(blocks->eviction.user, &cached);
 }
 
+/* What a block that becomes cached goes before: the one that it continues, where that is in its list already (it left a
+ * window, or is of another sequence), since with that one it would be lost. */
+static int32_t place_of(const kvleaf_blocks *blocks, int32_t number, const kvl_block *block)
+{
+    if (number != blocks->primary || block->entry == KVL_NO_ENTRY)
+        return KVL_LIST_END;
+    int32_t parent = blocks->index.entries[block->entry].parent;
+    if (parent == KVL_NO_ENTRY)
+        return KVL_LIST_END;
+    const kvl_block *before = &blocks->groups[number].blocks[parent];
+    return listed(before) && before->priority == block->priority ? parent : KVL_LIST_END;
+}
+
 void kvl_group_list(kvleaf_blocks *blocks, int32_t number, int32_t id)
 {
     kvl_group *group = &blocks->groups[number];
     kvl_block *block = &group->blocks[id];
     group->used--;
-    kvl_list_give(list_of(group, block), id);
+    kvl_list_insert(list_of(group, block), id, place_of(blocks, number, block));
     if (block->entry == KVL_NO_ENTRY)
         return;
     group->num_cached++;
@@ -137,7 +150,8 @@ void kvl_group_settle(kvleaf_blocks *blocks, int32_t number, int32_t id, const k
     kvl_block *block = &group->blocks[id];
     bool timed = block->entry != KVL_NO_ENTRY && (terms->ttl_ms || blocks->eviction.added);
     block->last_use = timed ? kvl_blocks_now(blocks) : 0;
-    block->expires = timed && terms->ttl_ms ? block->last_use + terms->ttl_ms : 0;
+    bool expires = timed && terms->ttl_ms && terms->ttl_ms <= UINT64_MAX - block->last_use;
+    block->expires = expires ? block->last_use + terms->ttl_ms : 0;
     block->priority = terms->priority;
     if (kvl_block_held(block))
         group->pinned++;

@@ -14,20 +14,28 @@ int32_t kvl_list_take(kvl_block_list *list)
     return block;
 }
 
-bool kvl_list_give(kvl_block_list *list, int32_t block)
+bool kvl_list_insert(kvl_block_list *list, int32_t block, int32_t before)
 {
     kvl_block *given = &list->blocks[block];
     if (given->next != KVL_UNLISTED)
         return false;
-    given->previous = list->last;
-    given->next = KVL_LIST_END;
-    if (list->last == KVL_LIST_END)
+    given->previous = before == KVL_LIST_END ? list->last : list->blocks[before].previous;
+    given->next = before;
+    if (given->previous == KVL_LIST_END)
         list->first = block;
     else
-        list->blocks[list->last].next = block;
-    list->last = block;
+        list->blocks[given->previous].next = block;
+    if (before == KVL_LIST_END)
+        list->last = block;
+    else
+        list->blocks[before].previous = block;
     list->count++;
     return true;
+}
+
+bool kvl_list_give(kvl_block_list *list, int32_t block)
+{
+    return kvl_list_insert(list, block, KVL_LIST_END);
 }
 
 bool kvl_list_remove(kvl_block_list *list, int32_t block)
