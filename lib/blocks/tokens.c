@@ -73,10 +73,12 @@ void kvl_tokens_write(kvleaf_blocks *blocks, const kvl_sequence *sequence, int64
         int32_t *ids = kvl_block_ids(blocks, block) + slot;
         int64_t left = tokens->count - from;
         int32_t count = left < blocks->block_size - slot ? (int32_t)left : blocks->block_size - slot;
-        if (tokens->ids)
+        if (tokens->ids) {
             memcpy(ids, tokens->ids + from, (size_t)count * sizeof *ids);
-        for (int32_t i = 0; !tokens->ids && i < count; i++)
-            ids[i] = KVL_UNKNOWN;
+        } else {
+            for (int32_t i = 0; i < count; i++)
+                ids[i] = KVL_UNKNOWN;
+        }
         content_begin(&blocks->contents[block], slot);
         if (tokens->num_spans > 0)
             kvl_content_add(&blocks->contents[block], tokens, from, count, slot);
