@@ -35,17 +35,18 @@ enum {
 /* The id of a token whose id is not known. */
 #define KVL_UNKNOWN INT32_MIN
 
+/* As large as a cache line: taking one costs a miss. */
 typedef struct kvl_block {
     int32_t references;         /* sequences whose table holds it */
     int32_t previous, next;     /* in a list; next is KVL_UNLISTED where it is in none */
-    int32_t pins;               /* pending copies that read it */
-    int32_t pinned_slots;       /* slots 0 .. pinned_slots-1 are what they may need */
+    int32_t entry;              /* what finds it in the prefix index, or KVL_NO_ENTRY */
     int32_t copy;               /* the pending copy that fills it, or KVL_NO_COPY */
+    int32_t host;               /* the host block that holds the same, or KVL_NO_HOST */
+    int32_t pins;               /* pending copies that read it */
     int32_t user_pins;          /* kvleaf_blocks_pin */
     int32_t holds;              /* these, and those of the indexed blocks behind it */
-    int32_t entry;              /* what finds it in the prefix index, or KVL_NO_ENTRY */
-    int32_t host;               /* the host block that holds the same, or KVL_NO_HOST */
-    int32_t priority;           /* these three from when it lost its last reference */
+    int16_t pinned_slots;       /* slots 0 .. pinned_slots-1 are what pending copies may need */
+    int16_t priority;           /* these three from when it lost its last reference */
     uint64_t last_use, expires; /* milliseconds; expires 0 = never */
     int32_t tails, tail_tokens; /* work space of kvleaf_blocks_query, 0 outside it */
 } kvl_block;

@@ -130,7 +130,7 @@ void kvl_group_pin(kvleaf_blocks *blocks, int32_t group, int32_t id, int32_t slo
     bool was_held = kvl_block_held(block);
     block->pins++;
     if (block->pinned_slots < slots)
-        block->pinned_slots = slots;
+        block->pinned_slots = (int16_t)slots;
     refile(blocks, group, id, was_held);
 }
 
@@ -152,7 +152,7 @@ void kvl_group_settle(kvleaf_blocks *blocks, int32_t number, int32_t id, const k
     block->last_use = timed ? kvl_blocks_now(blocks) : 0;
     bool expires = timed && terms->ttl_ms && terms->ttl_ms <= UINT64_MAX - block->last_use;
     block->expires = expires ? block->last_use + terms->ttl_ms : 0;
-    block->priority = terms->priority;
+    block->priority = (int16_t)terms->priority;
     if (kvl_block_held(block))
         group->pinned++;
     else
