@@ -73,7 +73,7 @@ bool kvl_file_write(kvl_file *file, const void *data, size_t size)
 
 bool kvl_file_replace(const char *path, const void *data, size_t size)
 {
-    kvl_file file;
+    kvl_file file = {0};
     return open_beside(&file, path) && close_beside(&file, kvl_file_write(&file, data, size));
 }
 

@@ -201,7 +201,8 @@ static kvleaf_status name_all(const loader *l)
             status = contradicts("sequence", i);
     for (int32_t i = 0; !status && i < saved->num_entries; i++) {
         int32_t parent = saved->entries[i].parent;
-        chains[i] = parent == KVL_NO_ENTRY ? (chain){.known = true} : chains[parent];
+        if (parent != KVL_NO_ENTRY)
+            chains[i] = chains[parent];
         if (!name_entry(l, &saved->entries[i], parent == KVL_NO_ENTRY ? NULL : &saved->entries[parent], &chains[i]))
             status = contradicts("index entry", i);
     }
@@ -377,7 +378,7 @@ static kvleaf_status allocate(const loader *l)
 kvleaf_status kvl_load_begin(kvleaf_blocks *blocks, const kvl_saved *saved, kvleaf_seq *seqs, kvl_load *out)
 {
     const loader l = {.blocks = blocks, .saved = saved, .load = out};
-    int32_t taken[KVL_MAX_GROUPS];
+    int32_t taken[KVL_MAX_GROUPS] = {0};
     *out = (kvl_load){0};
     kvleaf_status status = check_shape(blocks, saved);
     if (status)

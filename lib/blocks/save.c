@@ -74,8 +74,9 @@ static void write_seq(writer *w, const kvl_sequence *sequence, kvl_saved_seq *ou
         int32_t block = table[i / block_size];
         *w->ints++ = block == KVLEAF_NO_BLOCK ? KVL_UNKNOWN : kvl_block_ids(blocks, block)[i % block_size];
     }
-    for (int32_t i = 0; i < columns; i++)
-        *w->contents++ = table[i] == KVLEAF_NO_BLOCK ? (kvl_content){0} : blocks->contents[table[i]];
+    for (int32_t i = 0; i < columns; i++, w->contents++)
+        if (table[i] != KVLEAF_NO_BLOCK)
+            *w->contents = blocks->contents[table[i]];
     out->records = w->ints;
     for (int32_t group = 0; group < blocks->num_groups; group++) {
         table = kvl_sequence_table(sequence, group);

@@ -16,13 +16,11 @@
  * place or another file is told apart. Head and checksum of the front are the same in every version. The description:
  *
  *   i32 block_size, num_groups, num_layers, num_seqs, num_entries, 0
- *   a group   i32 num_layers, num_heads, num_kv_heads, head_dim_k, head_dim_v, dtype, window, 0; i64 token_bytes,
- *             num_records
- *   a layer   i32 group, pool_layer, owns, bits of the float softmax_scale
- *   a sequence   u64 user, salt, ttl_ms; i64 tokens, known; i32 priority, no_prefix; i32 ids[known]; a content a
- *                column; i32 records[num_groups][columns]
- *   an entry  u64 salt, ttl_ms; a content; i32 parent, priority; i32 ids[block_size]; i32 records[num_groups]
- *   a content    u64 digest[2]; i32 end, 0
+ *   a group   i32 num_layers, num_heads, num_kv_heads, head_dim_k, head_dim_v, dtype, window, reserved; i64
+ * token_bytes, num_records a layer   i32 group, pool_layer, owns, bits of the float softmax_scale a sequence   u64
+ * user, salt, ttl_ms; i64 tokens, known; i32 priority, no_prefix; i32 ids[known]; a content a column; i32
+ * records[num_groups][columns] an entry  u64 salt, ttl_ms; a content; i32 parent, priority; i32 ids[block_size]; i32
+ * records[num_groups] a content    u64 digest[2]; i32 end, 0
  *
  * A file can lie: every count is held against the bytes that are there before anything is allocated for it. */
 
@@ -36,6 +34,7 @@ enum { KVL_SNAPSHOT_VERSION = 1, KVL_SNAPSHOT_HEAD = 32, KVL_SNAPSHOT_CHECKSUM =
 /* Layers of one geometry and window; num_layers have K and V of their own. */
 typedef struct kvl_snapshot_group {
     int32_t num_layers, num_heads, num_kv_heads, head_dim_k, head_dim_v, dtype, window;
+    int32_t reserved;    /* 0 */
     int64_t token_bytes; /* K and V of a token in all layers of the group */
     int64_t num_records;
 } kvl_snapshot_group;

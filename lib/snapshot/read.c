@@ -90,6 +90,7 @@ static bool take_groups(cursor *c, const kvl_snapshot *s, kvl_snapshot_group *gr
             .head_dim_v = fields[4],
             .dtype = fields[5],
             .window = fields[6],
+            .reserved = fields[7],
             .token_bytes = (int64_t)take64(c),
             .num_records = (int64_t)take64(c),
         };

@@ -390,11 +390,12 @@ kvleaf_status kvleaf_snapshot_load(kvleaf_cache *cache, const char *path, kvleaf
     if (!status)
         status = check_load(&snapshot, seqs, capacity, count);
     kvleaf_seq *loaded = kvl_alloc(allocator, (size_t)snapshot.saved.num_seqs, sizeof *loaded);
+    if (!status && !loaded)
+        status = kvl_fail_memory((size_t)snapshot.saved.num_seqs * sizeof *loaded);
     if (!status)
-        status = loaded ? load_into(cache, &snapshot, &source, loaded, exec)
-                        : kvl_fail_memory((size_t)snapshot.saved.num_seqs * sizeof *loaded);
-    if (!status && snapshot.saved.num_seqs > 0)
-        memcpy(seqs, loaded, (size_t)snapshot.saved.num_seqs * sizeof *seqs);
+        status = load_into(cache, &snapshot, &source, loaded, exec);
+    for (int32_t i = 0; !status && i < snapshot.saved.num_seqs; i++)
+        seqs[i] = loaded[i];
     kvl_free(allocator, loaded);
     close_snapshot(&source, &snapshot);
     return status;

@@ -72,7 +72,7 @@ static void put_description(kvl_text *out, const kvl_snapshot *snapshot)
     for (int32_t i = 0; i < saved->num_groups; i++) {
         const kvl_snapshot_group *g = &snapshot->groups[i];
         const int32_t fields[] = {g->num_layers, g->num_heads, g->num_kv_heads, g->head_dim_k,
-                                  g->head_dim_v, g->dtype,     g->window,       0};
+                                  g->head_dim_v, g->dtype,     g->window,       g->reserved};
         put_array(out, fields, 8);
         put64(out, (uint64_t)g->token_bytes);
         put64(out, (uint64_t)g->num_records);
