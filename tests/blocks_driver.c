@@ -100,10 +100,10 @@ static const struct {
     void (*operate)(driver *d);
     int32_t weight;
 } operations[] = {
-    {operate_create, 10}, {operate_extend, 24}, {operate_fork, 10},     {operate_truncate, 5},
-    {operate_destroy, 8}, {operate_begin, 12},  {operate_commit, 16},   {operate_roll_back, 3},
-    {operate_match, 3},   {operate_set_ids, 4}, {operate_pin, 2},       {operate_unpin, 3},
-    {operate_wait, 3},    {operate_clear, 1},   {operate_copy_some, 3}, {operate_misuse, 1},
+    {operate_create, 10}, {operate_extend, 24},   {operate_fork, 10},     {operate_truncate, 5}, {operate_destroy, 8},
+    {operate_begin, 12},  {operate_commit, 16},   {operate_roll_back, 3}, {operate_match, 3},    {operate_set_ids, 4},
+    {operate_pin, 2},     {operate_unpin, 3},     {operate_wait, 3},      {operate_clear, 1},    {operate_copy_some, 3},
+    {operate_misuse, 1},  {operate_rearrange, 4}, {operate_swap_out, 5},  {operate_swap_in, 6},
 };
 
 bool driver_operate(driver *d)
@@ -134,6 +134,7 @@ static model_params params_of(const driver_params *params)
         model_group_params *group = &p.groups[i];
         group->num_blocks = i == 0 ? MODEL_BLOCKS : MODEL_BLOCKS - 11 * i;
         group->window = params->windows[i];
+        group->swap_blocks = params->swap_blocks;
         for (int32_t j = 0; j < group->num_blocks; j++) /* any order will do that is not the usual one */
             group->free_order[j] = (j * 7 + 3) % group->num_blocks;
     }
@@ -158,6 +159,7 @@ static void open_real(driver *d)
     for (int32_t i = 0; i < p->num_groups; i++)
         groups[i] = (kvleaf_block_group){.num_blocks = p->groups[i].num_blocks,
                                          .window = p->groups[i].window,
+                                         .swap_blocks = p->groups[i].swap_blocks,
                                          .free_order = p->groups[i].free_order,
                                          .free_count = p->groups[i].num_blocks};
     if (kvleaf_blocks_create(&params, &d->pair.real) ||
@@ -217,6 +219,8 @@ void driver_destroy(driver *d, driver_tally *tally)
         tally->operations += d->tally.operations;
         tally->copies += d->tally.copies;
         tally->hits += d->tally.hits;
+        tally->swaps += d->tally.swaps;
+        tally->swapped_blocks += d->tally.swapped_blocks;
         tally->partial_hits += d->tally.partial_hits;
         tally->evictions += (int64_t)stats.evictions;
     }

@@ -13,12 +13,13 @@
 /* How often each status was answered, by -status, and what else shows that a run was not tame. */
 typedef struct driver_tally {
     int64_t statuses[16];
-    int64_t operations, copies, hits, partial_hits, evictions;
+    int64_t operations, copies, hits, partial_hits, evictions, swaps, swapped_blocks;
 } driver_tally;
 
 typedef struct driver_params {
     int32_t block_size, num_groups;
     int32_t windows[MODEL_GROUPS];
+    int32_t swap_blocks;        /* of each group */
     int32_t max_blocks_per_seq; /* 0 = all */
     int32_t failing;            /* one allocation in so many fails; 0 = none */
 } driver_params;

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The model's sequences, steps and device. */
+/* The model's sequences. */
 #include "blocks_model.h"
 
 #include <string.h>
@@ -21,7 +21,7 @@ int32_t model_holders(const model *m, int32_t group, int32_t block)
 {
     int32_t count = 0;
     for (int32_t i = 0; i < MODEL_SEQUENCES; i++)
-        for (int32_t j = 0; m->sequences[i].live && j < m->sequences[i].count; j++)
+        for (int32_t j = 0; m->sequences[i].live && !m->sequences[i].swapped && j < m->sequences[i].count; j++)
             count += m->sequences[i].table[group][j] == block;
     return count;
 }
@@ -64,7 +64,7 @@ void model_init(model *m, const model_params *params)
     }
 }
 
-static void note_peak(const model *m, model_sequence *s)
+void model_note_peak(const model *m, model_sequence *s)
 {
     int32_t held = 0;
     for (int32_t group = 0; group < m->p.num_groups; group++)
@@ -73,7 +73,7 @@ static void note_peak(const model *m, model_sequence *s)
     s->peak = held > s->peak ? held : s->peak;
 }
 
-static void cut(model *m, model_sequence *s, int64_t length)
+void model_cut(model *m, model_sequence *s, int64_t length)
 {
     int32_t keep = model_blocks_for(m, length);
     model_shorten(m, s, (int32_t)(length / m->p.block_size));
@@ -101,7 +101,7 @@ static bool window_is_there(const model *m, const model_sequence *s, int64_t len
     return true;
 }
 
-static bool is_planned(const model_sequence *s)
+bool model_is_planned(const model_sequence *s)
 {
     return s->planned > s->committed;
 }
@@ -187,11 +187,12 @@ static void say_tokens(model *m, const model_sequence *s, int64_t from)
         }
         if (s->tokens[i].in_span)
             model_say(said, slot, s->tokens[i].key);
+        m->known[s->table[m->primary][i / m->p.block_size]][slot] = s->tokens[i].known;
     }
 }
 
 /* Gives back what lies before the windows of the next token. */
-static void move_windows(model *m, model_sequence *s)
+void model_move_windows(model *m, model_sequence *s)
 {
     for (int32_t group = 0; group < m->p.num_groups; group++) {
         for (int32_t i = 0; i < model_first_needed(m, group, s->committed); i++) {
@@ -251,8 +252,10 @@ static void copy_on_write(model *m, model_sequence *s, int32_t group)
     int32_t slots = (int32_t)(s->committed - (int64_t)(s->count - 1) * m->p.block_size);
     int32_t taken = model_take(m, group);
     s->table[group][s->count - 1] = taken;
-    if (group == m->primary)
+    if (group == m->primary) {
         m->said[taken] = m->said[last];
+        memcpy(m->known[taken], m->known[last], sizeof m->known[taken]);
+    }
     add_copy(g, from, taken, slots);
     model_lose(m, group, last, &s->terms);
 }
@@ -308,8 +311,10 @@ static void open_last_blocks(model *m, model_sequence *s, int64_t count)
     for (int32_t group = 0; group < m->p.num_groups; group++) {
         if (must_copy(m, s, group, count))
             copy_on_write(m, s, group);
-        else if (count > 0 && s->extended % m->p.block_size > 0)
+        else if (count > 0 && s->extended % m->p.block_size > 0) {
             model_leave_index(m, group, s->table[group][s->count - 1]);
+            model_unlink(m, group, s->table[group][s->count - 1]);
+        }
     }
 }
 
@@ -318,7 +323,7 @@ kvleaf_status model_extend(model *m, int32_t seq, const kvleaf_tokens *tokens, c
     model_sequence *s = &m->sequences[seq];
     model_token added[MODEL_TOKENS];
     model_hit hit = {.partial = MODEL_NONE};
-    if (is_planned(s))
+    if (model_is_planned(s) || s->swapped)
         return KVLEAF_BUSY;
     if (!fits(m, s, tokens->count))
         return KVLEAF_TOO_SMALL;
@@ -342,8 +347,8 @@ kvleaf_status model_extend(model *m, int32_t seq, const kvleaf_tokens *tokens, c
     s->cached += *cached;
     s->extended += tokens->count;
     if (*cached)
-        move_windows(m, s);
-    note_peak(m, s);
+        model_move_windows(m, s);
+    model_note_peak(m, s);
     say_tokens(m, s, s->extended - tokens->count + (int64_t)hit.blocks * m->p.block_size);
     if (tokens->ids) {
         m->looked_up += (uint64_t)tokens->count;
@@ -356,6 +361,8 @@ kvleaf_status model_fork(model *m, int32_t seq, int64_t pos, int32_t *child)
 {
     const model_sequence *parent = &m->sequences[seq];
     int32_t at = unused(m);
+    if (parent->swapped)
+        return KVLEAF_BUSY;
     if (pos < 0 || pos > parent->committed || !window_is_there(m, parent, pos))
         return KVLEAF_INVALID;
     if (at == MODEL_NONE)
@@ -368,7 +375,7 @@ kvleaf_status model_fork(model *m, int32_t seq, int64_t pos, int32_t *child)
     s->count = model_blocks_for(m, pos);
     s->peak = 0;
     model_shorten(m, s, (int32_t)(pos / m->p.block_size));
-    note_peak(m, s);
+    model_note_peak(m, s);
     *child = at;
     return KVLEAF_OK;
 }
@@ -376,20 +383,22 @@ kvleaf_status model_fork(model *m, int32_t seq, int64_t pos, int32_t *child)
 kvleaf_status model_truncate(model *m, int32_t seq, int64_t length)
 {
     model_sequence *s = &m->sequences[seq];
-    if (is_planned(s))
+    if (model_is_planned(s) || s->swapped)
         return KVLEAF_BUSY;
     if (length < 0 || length > s->extended || (length > 0 && !window_is_there(m, s, length)))
         return KVLEAF_INVALID;
-    cut(m, s, length);
+    model_cut(m, s, length);
     return KVLEAF_OK;
 }
 
 kvleaf_status model_destroy(model *m, int32_t seq)
 {
     model_sequence *s = &m->sequences[seq];
-    if (is_planned(s))
+    if (model_is_planned(s))
         return KVLEAF_BUSY;
-    cut(m, s, 0);
+    if (s->swapped)
+        model_drop_hosts(m, s);
+    model_cut(m, s, 0);
     s->live = false;
     return KVLEAF_OK;
 }
@@ -400,7 +409,8 @@ static void tell_sharers(model *m, const model_sequence *s, int64_t token)
     int64_t at = token / m->p.block_size;
     for (int32_t i = 0; i < MODEL_SEQUENCES; i++) {
         model_sequence *other = &m->sequences[i];
-        if (other->live && token < other->extended && other->table[m->primary][at] == s->table[m->primary][at])
+        if (other->live && !other->swapped && token < other->extended &&
+            other->table[m->primary][at] == s->table[m->primary][at])
             other->tokens[token].known = true;
     }
 }
@@ -408,7 +418,7 @@ static void tell_sharers(model *m, const model_sequence *s, int64_t token)
 kvleaf_status model_set_ids(model *m, int32_t seq, int64_t start, const int32_t *ids, int64_t count)
 {
     model_sequence *s = &m->sequences[seq];
-    if (is_planned(s))
+    if (model_is_planned(s) || s->swapped)
         return KVLEAF_BUSY;
     if (start < 0 || count < 0 || start + count > s->extended)
         return KVLEAF_INVALID;
@@ -418,6 +428,7 @@ kvleaf_status model_set_ids(model *m, int32_t seq, int64_t start, const int32_t 
             return KVLEAF_INVALID;
     for (int64_t i = start; i < start + count; i++) {
         s->tokens[i].id = ids[i - start];
+        m->known[s->table[m->primary][i / m->p.block_size]][i % m->p.block_size] = true;
         tell_sharers(m, s, i);
     }
     renew_contents(s);
@@ -433,149 +444,4 @@ int64_t model_prefix_match(const model *m, const kvleaf_seq_params *params, cons
     make_tokens(&nothing, tokens, tokens->ids, made);
     model_hit hit = model_find(m, &terms, NULL, made, tokens->count);
     return (int64_t)hit.blocks * m->p.block_size + hit.partial_tokens;
-}
-
-static bool named_before(const int32_t *seqs, int32_t at)
-{
-    for (int32_t i = 0; i < at; i++)
-        if (seqs[i] == seqs[at])
-            return true;
-    return false;
-}
-
-kvleaf_status model_begin(model *m, const int32_t *seqs, const int32_t *num_q, int32_t n)
-{
-    for (int32_t i = 0; i < n; i++) {
-        const model_sequence *s = &m->sequences[seqs[i]];
-        if (named_before(seqs, i))
-            return KVLEAF_INVALID;
-        if (is_planned(s))
-            return KVLEAF_BUSY;
-        if (num_q[i] < 1 || num_q[i] > s->extended - s->committed)
-            return KVLEAF_INVALID;
-    }
-    for (int32_t i = 0; i < n; i++)
-        m->sequences[seqs[i]].planned += num_q[i];
-    return KVLEAF_OK;
-}
-
-static bool copy_is_pending(const model *m, const model_sequence *s)
-{
-    for (int32_t group = 0; group < m->p.num_groups; group++)
-        if (model_filler(&m->groups[group], s->table[group][s->committed / m->p.block_size]) != MODEL_NONE)
-            return true;
-    return false;
-}
-
-/* The step's kernels write what they computed. */
-static void write_tokens(model *m, const model_sequence *s)
-{
-    for (int32_t group = 0; group < m->p.num_groups; group++)
-        for (int64_t i = s->committed; i < s->planned; i++)
-            m->groups[group].memory[s->table[group][i / m->p.block_size]][i % m->p.block_size] = s->tokens[i].content;
-}
-
-kvleaf_status model_commit(model *m, const int32_t *seqs, const int32_t *accepted, int32_t n)
-{
-    for (int32_t i = 0; i < n; i++) {
-        const model_sequence *s = &m->sequences[seqs[i]];
-        int64_t most = s->planned - s->committed, taken = accepted ? accepted[i] : most;
-        if (named_before(seqs, i) || !is_planned(s) || taken < 0 || taken > most)
-            return KVLEAF_INVALID;
-        if (taken > 0 && copy_is_pending(m, s))
-            return KVLEAF_INVALID;
-    }
-    for (int32_t i = 0; i < n; i++) {
-        model_sequence *s = &m->sequences[seqs[i]];
-        int64_t reached = accepted ? s->committed + accepted[i] : s->planned;
-        bool rejected = reached < s->planned;
-        write_tokens(m, s);
-        s->committed = s->planned = reached;
-        if (rejected)
-            cut(m, s, reached);
-        model_follow(m, s);
-        move_windows(m, s);
-    }
-    return KVLEAF_OK;
-}
-
-kvleaf_status model_rollback(model *m, const int32_t *seqs, int32_t n)
-{
-    for (int32_t i = 0; i < n; i++)
-        if (named_before(seqs, i) || !is_planned(&m->sequences[seqs[i]]))
-            return KVLEAF_INVALID;
-    for (int32_t i = 0; i < n; i++) {
-        model_sequence *s = &m->sequences[seqs[i]];
-        write_tokens(m, s); /* the kernels may have run: it must not matter */
-        s->planned = s->committed;
-    }
-    return KVLEAF_OK;
-}
-
-bool model_make_copies(model *m, int32_t group, const kvleaf_block_copy *copies, int32_t count)
-{
-    model_group *g = &m->groups[group];
-    uint64_t before[MODEL_BLOCKS][MODEL_SLOTS];
-    memcpy(before, g->memory, sizeof before);
-    for (int32_t i = 0; i < count; i++) {
-        int32_t at = model_filler(g, copies[i].dst);
-        if (at == MODEL_NONE || g->copies_src.blocks[at] != copies[i].src)
-            return false;
-        memcpy(g->memory[copies[i].dst], before[copies[i].src], sizeof before[0]);
-        model_end_copy(m, group, at);
-    }
-    g->copies_made += (uint64_t)count;
-    return true;
-}
-
-uint64_t model_read(const model *m, int32_t group, int32_t block, int64_t position)
-{
-    const model_group *g = &m->groups[group];
-    int32_t at = model_filler(g, block);
-    return g->memory[at != MODEL_NONE ? g->copies_src.blocks[at] : block][position % m->p.block_size];
-}
-
-void model_count(const model *m, int32_t group, model_counts *counts)
-{
-    memset(counts, 0, sizeof *counts);
-    for (int32_t i = 0; i < MODEL_SEQUENCES; i++) {
-        const model_sequence *s = &m->sequences[i];
-        for (int32_t j = 0; s->live && j < s->count; j++) {
-            int32_t block = s->table[group][j];
-            int64_t here = s->extended - (int64_t)j * m->p.block_size;
-            if (block == MODEL_NONE)
-                continue;
-            here = here > m->p.block_size ? m->p.block_size : here;
-            counts->holders[block]++;
-            counts->slots[block] = here > counts->slots[block] ? (int32_t)here : counts->slots[block];
-        }
-    }
-}
-
-void model_stats(const model *m, int32_t group, const model_counts *counts, kvleaf_blocks_stats *stats)
-{
-    const model_group *g = &m->groups[group];
-    *stats = (kvleaf_blocks_stats){.struct_size = sizeof *stats, .total = m->p.groups[group].num_blocks};
-    stats->free = g->free.count;
-    stats->cached = g->cached.count;
-    stats->used = stats->total - g->free.count - g->cached.count;
-    bool listed[MODEL_BLOCKS] = {false};
-    for (int32_t i = 0; i < g->free.count; i++)
-        listed[g->free.blocks[i]] = true;
-    for (int32_t i = 0; i < g->cached.count; i++)
-        listed[g->cached.blocks[i]] = true;
-    for (int32_t block = 0; block < stats->total; block++) {
-        stats->pinned += counts->holders[block] == 0 && !listed[block];
-        stats->slots_wasted += listed[block] ? 0 : m->p.block_size - counts->slots[block];
-    }
-    for (int32_t i = 0; i < MODEL_BLOCKS; i++)
-        stats->indexed += m->entries[i].serial && m->entries[i].block[group] != MODEL_NONE;
-    for (int32_t i = 0; i < MODEL_SEQUENCES; i++) {
-        stats->sequences += m->sequences[i].live;
-        stats->tokens += m->sequences[i].live ? m->sequences[i].extended : 0;
-    }
-    stats->copies = g->copies_made;
-    stats->evictions = g->evictions;
-    stats->looked_up = m->looked_up;
-    stats->hits = m->hits;
 }

@@ -20,6 +20,7 @@ enum {
     MODEL_SEQUENCES = 12,
     MODEL_SLOTS = 7,
     MODEL_TOKENS = MODEL_BLOCKS * MODEL_SLOTS,
+    MODEL_HOSTS = 24,
     MODEL_CHILDREN = 8, /* that are looked at for the longest match inside a block */
     MODEL_NONE = -1     /* no block, no entry */
 };
@@ -47,7 +48,8 @@ typedef struct model_sequence {
     int32_t peak;
     model_token tokens[MODEL_TOKENS];
     int32_t count;
-    int32_t table[MODEL_GROUPS][MODEL_BLOCKS];
+    int32_t table[MODEL_GROUPS][MODEL_BLOCKS]; /* of blocks; of host blocks while it is swapped out */
+    bool swapped;
     int32_t indexed; /* leading blocks that the index has, its own or identical ones ... */
     int32_t tip;     /* ... and the entry of the last of them ... */
     uint64_t serial; /* ... if it is still this one */
@@ -72,7 +74,7 @@ typedef struct model_entry {
 
 /* What a manager is made with. */
 typedef struct model_group_params {
-    int32_t num_blocks, window;
+    int32_t num_blocks, window, swap_blocks;
     int32_t free_order[MODEL_BLOCKS]; /* of all blocks */
 } model_group_params;
 
@@ -81,6 +83,16 @@ typedef struct model_params {
     bool no_prefix_cache;
     model_group_params groups[MODEL_GROUPS];
 } model_params;
+
+/* A block of host memory. */
+typedef struct model_host {
+    bool used;
+    int32_t number; /* the manager's; MODEL_NONE where nothing was copied, so that it is not told */
+    int32_t block;  /* that holds the same, or MODEL_NONE */
+    uint64_t memory[MODEL_SLOTS];
+    model_said said; /* these two in the primary group */
+    bool known[MODEL_SLOTS];
+} model_host;
 
 /* A list of blocks, first to last. */
 typedef struct model_list {
@@ -95,7 +107,8 @@ typedef struct model_group {
     int32_t pins[MODEL_BLOCKS];         /* the application's */
     int32_t priority[MODEL_BLOCKS];     /* from when it was given back */
     uint64_t expires[MODEL_BLOCKS];     /* likewise; 0 = never */
-    uint64_t copies_made, evictions;
+    uint64_t copies_made, evictions, swapped_out, swapped_in;
+    model_host hosts[MODEL_HOSTS];
     uint64_t memory[MODEL_BLOCKS][MODEL_SLOTS];
 } model_group;
 
@@ -105,7 +118,8 @@ typedef struct model {
     model_sequence sequences[MODEL_SEQUENCES];
     model_group groups[MODEL_GROUPS];
     model_entry entries[MODEL_BLOCKS];
-    model_said said[MODEL_BLOCKS]; /* of the primary group */
+    model_said said[MODEL_BLOCKS];         /* of the primary group, and so is the next one */
+    bool known[MODEL_BLOCKS][MODEL_SLOTS]; /* ids */
     uint64_t serial, looked_up, hits, now_ms;
 } model;
 
@@ -123,6 +137,13 @@ kvleaf_status model_begin(model *m, const int32_t *seqs, const int32_t *num_q, i
 kvleaf_status model_commit(model *m, const int32_t *seqs, const int32_t *accepted, int32_t n);
 kvleaf_status model_rollback(model *m, const int32_t *seqs, int32_t n);
 kvleaf_status model_set_ids(model *m, int32_t seq, int64_t start, const int32_t *ids, int64_t count);
+kvleaf_status model_rearrange(model *m, const int32_t *seqs, const int32_t *parents, int32_t n);
+/* The answer of the begin; then, where that is OK, all of the swap: the copies that were listed are made, and the end
+ * says done or not. False: they are not those that have to be made. */
+kvleaf_status model_swap_out_status(const model *m, int32_t seq);
+bool model_swap_out(model *m, int32_t seq, const kvleaf_swap_copy *copies, int32_t count, bool done);
+kvleaf_status model_swap_in_status(const model *m, int32_t seq);
+bool model_swap_in(model *m, int32_t seq, const kvleaf_swap_copy *copies, int32_t count, bool done);
 kvleaf_status model_pin(model *m, int32_t group, int32_t block);
 kvleaf_status model_unpin(model *m, int32_t group, int32_t block);
 int64_t model_prefix_match(const model *m, const kvleaf_seq_params *params, const kvleaf_tokens *tokens);
@@ -142,13 +163,27 @@ int64_t model_known(const model_sequence *s);
 /* The content that the device holds for a committed token, through a pending copy where there is one. */
 uint64_t model_read(const model *m, int32_t group, int32_t block, int64_t position);
 
-/* Between the model's own files: blocks_model_index.c. */
+/* Between the model's own files. */
 int32_t model_blocks_for(const model *m, int64_t tokens);
 int32_t model_holders(const model *m, int32_t group, int32_t block);
+bool model_named_before(const int32_t *seqs, int32_t at);
+/* In an open step. */
+bool model_is_planned(const model_sequence *s);
+void model_cut(model *m, model_sequence *s, int64_t length);
+/* Gives back what lies before the windows of the next token. */
+void model_move_windows(model *m, model_sequence *s);
+void model_note_peak(const model *m, model_sequence *s);
 /* The first entry of a table that the window of the token at `position` needs. */
 int32_t model_first_needed(const model *m, int32_t group, int64_t position);
 /* The pending copy that fills a block, or MODEL_NONE. */
 int32_t model_filler(const model_group *g, int32_t block);
+bool model_is_listed(const model *m, int32_t group, int32_t block);
+bool model_has_expired(const model *m, int32_t group, int32_t block);
+int32_t model_find_entry(const model *m, int32_t parent, uint64_t salt, const model_token *tokens, uint64_t digest);
+/* A block's content is about to change: no host block holds the same. */
+void model_unlink(model *m, int32_t group, int32_t block);
+void model_drop_hosts(model *m, model_sequence *s);
+int32_t model_hosts_used(const model *m, int32_t group);
 /* What finds a block, or MODEL_NONE. */
 int32_t model_entry_of(const model *m, int32_t group, int32_t block);
 int32_t model_take(model *m, int32_t group);

@@ -28,6 +28,11 @@ static bool is_listed(const model_group *g, int32_t block)
     return place_in(&g->free, block) != MODEL_NONE || place_in(&g->cached, block) != MODEL_NONE;
 }
 
+bool model_is_listed(const model *m, int32_t group, int32_t block)
+{
+    return is_listed(&m->groups[group], block);
+}
+
 static void unlist(model_group *g, int32_t block)
 {
     model_list *lists[] = {&g->free, &g->cached};
@@ -136,7 +141,7 @@ void model_lose(model *m, int32_t group, int32_t block, const model_terms *terms
         model_end_copy(m, group, model_filler(g, block));
 }
 
-static bool has_expired(const model *m, int32_t group, int32_t block)
+bool model_has_expired(const model *m, int32_t group, int32_t block)
 {
     const model_group *g = &m->groups[group];
     return place_in(&g->cached, block) != MODEL_NONE && g->expires[block] && g->expires[block] <= m->now_ms;
@@ -196,7 +201,7 @@ static int32_t victim(const model *m, int32_t group)
         for (int32_t i = g->cached.count - 1; i >= 0; i--)
             if (g->priority[g->cached.blocks[i]] == priority)
                 first = g->cached.blocks[i];
-        if (first != MODEL_NONE && has_expired(m, group, first))
+        if (first != MODEL_NONE && model_has_expired(m, group, first))
             return first;
         lowest = first != MODEL_NONE ? first : lowest;
     }
@@ -206,15 +211,11 @@ static int32_t victim(const model *m, int32_t group)
 int32_t model_take(model *m, int32_t group)
 {
     model_group *g = &m->groups[group];
-    if (g->free.count == 0) {
-        int32_t block = victim(m, group);
-        g->evictions++;
-        unlist(g, block);
-        model_leave_index(m, group, block);
-        return block;
-    }
-    int32_t block = g->free.blocks[0];
-    remove_at(&g->free, 0);
+    int32_t block = g->free.count > 0 ? g->free.blocks[0] : victim(m, group);
+    g->evictions += g->free.count == 0;
+    unlist(g, block);
+    model_leave_index(m, group, block);
+    model_unlink(m, group, block);
     return block;
 }
 
@@ -227,7 +228,7 @@ static int32_t common(const model *m, int32_t entry, const model_token *tokens, 
     return same;
 }
 
-static int32_t find_entry(const model *m, int32_t parent, uint64_t salt, const model_token *tokens, uint64_t digest)
+int32_t model_find_entry(const model *m, int32_t parent, uint64_t salt, const model_token *tokens, uint64_t digest)
 {
     for (int32_t i = 0; i < MODEL_BLOCKS; i++)
         if (m->entries[i].serial && m->entries[i].parent == parent && m->entries[i].salt == salt &&
@@ -268,8 +269,8 @@ static void follow_block(model *m, model_sequence *s)
     int32_t at = s->indexed, own = s->table[m->primary][at];
     const model_token *tokens = &s->tokens[(int64_t)at * m->p.block_size];
     uint64_t digest = m->said[own].digest;
-    int32_t entry = find_entry(m, s->tip, s->terms.salt, tokens, digest);
-    if (entry != MODEL_NONE && has_expired(m, m->primary, entry)) {
+    int32_t entry = model_find_entry(m, s->tip, s->terms.salt, tokens, digest);
+    if (entry != MODEL_NONE && model_has_expired(m, m->primary, entry)) {
         leave(m, entry);
         entry = MODEL_NONE;
     }
@@ -286,7 +287,7 @@ static void follow_block(model *m, model_sequence *s)
         int32_t *there = &m->entries[entry].block[group], mine = s->table[group][at];
         if (mine == MODEL_NONE || group == m->primary || model_entry_of(m, group, mine) != MODEL_NONE)
             continue;
-        if (*there != MODEL_NONE && has_expired(m, group, *there))
+        if (*there != MODEL_NONE && model_has_expired(m, group, *there))
             model_leave_index(m, group, *there);
         if (*there == MODEL_NONE)
             *there = mine;
@@ -315,7 +316,7 @@ static bool group_has(const model *m, int32_t group, const model_hit *hit, int32
 {
     for (int32_t i = model_first_needed(m, group, position); i < depth + hit->blocks; i++) {
         int32_t block = i < depth ? 0 : m->entries[hit->chain[i - depth]].block[group];
-        if (block == MODEL_NONE || (i >= depth && has_expired(m, group, block)))
+        if (block == MODEL_NONE || (i >= depth && model_has_expired(m, group, block)))
             return false;
     }
     return true;
@@ -341,7 +342,7 @@ static void find_partial(const model *m, const model_terms *terms, int32_t paren
         bool whole = m->entries[latest].digest == 0;
         for (int32_t group = 0; group < m->p.num_groups; group++)
             whole = whole && m->entries[latest].block[group] != MODEL_NONE &&
-                    !has_expired(m, group, m->entries[latest].block[group]);
+                    !model_has_expired(m, group, m->entries[latest].block[group]);
         int32_t same = common(m, latest, tokens, most);
         if (whole && same > hit->partial_tokens) {
             hit->partial = latest;
@@ -363,8 +364,8 @@ model_hit model_find(const model *m, const model_terms *terms, const model_seque
     int32_t parent = s && depth ? s->tip : MODEL_NONE;
     for (int64_t at = 0; at + size < count; at += size) {
         int32_t before = hit.blocks ? hit.chain[hit.blocks - 1] : parent;
-        int32_t entry = find_entry(m, before, terms->salt, tokens + at, digest_of(m, tokens + at));
-        if (entry == MODEL_NONE || has_expired(m, m->primary, entry))
+        int32_t entry = model_find_entry(m, before, terms->salt, tokens + at, digest_of(m, tokens + at));
+        if (entry == MODEL_NONE || model_has_expired(m, m->primary, entry))
             break;
         hit.chain[hit.blocks++] = entry;
     }

@@ -66,8 +66,9 @@ static void extend_by(driver *d, int32_t at, int64_t count)
     tokens.spans = spans;
     tokens.num_spans = driver_spans(d, count, spans);
     pair_note(&d->pair, "extend %d by %d%s, %d spans", at, (int)count, tokens.ids ? "" : " unknown", tokens.num_spans);
+    bool out = d->pair.m.sequences[at].swapped;
     kvleaf_status status = kvleaf_blocks_can_extend(d->pair.real, d->pair.handles[at], count, &can);
-    if (status || can != model_can_extend(&d->pair.m, at, count))
+    if (status != (out ? KVLEAF_BUSY : KVLEAF_OK) || (!out && can != model_can_extend(&d->pair.m, at, count)))
         pair_wrong(&d->pair, "can_extend says %d", can);
     kvleaf_status expected = model_extend(&d->pair.m, at, &tokens, d->ids, &expected_cached);
     status = kvleaf_blocks_seq_extend(d->pair.real, d->pair.handles[at], &tokens, &cached);
@@ -189,7 +190,7 @@ void operate_begin(driver *d)
     for (int32_t i = 0; i < MODEL_SEQUENCES; i++) {
         const model_sequence *s = &d->pair.m.sequences[i];
         int32_t most = (int32_t)(s->extended - s->committed);
-        if (!s->live || driver_choose(d, 2) == 0 || (!careless && (most == 0 || d->step[i] != NO_STEP)))
+        if (!s->live || driver_choose(d, 2) == 0 || (!careless && (most == 0 || d->step[i] != NO_STEP || s->swapped)))
             continue;
         seqs[n] = i;
         handles[n] = d->pair.handles[i];
@@ -264,7 +265,7 @@ void operate_misuse(driver *d)
     pair_note(&d->pair, "misuse");
     if (at >= 0)
         driver_answered(d, kvleaf_blocks_seq_extend(real, d->pair.handles[at], &tokens, NULL),
-                        d->step[at] == NO_STEP ? KVLEAF_INVALID : KVLEAF_BUSY);
+                        d->step[at] == NO_STEP && !d->pair.m.sequences[at].swapped ? KVLEAF_INVALID : KVLEAF_BUSY);
     tokens.count = 1;
     const struct {
         kvleaf_seq seq;

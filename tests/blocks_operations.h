@@ -56,5 +56,8 @@ void operate_begin(driver *d);
 void operate_commit(driver *d);
 void operate_roll_back(driver *d);
 void operate_misuse(driver *d);
+void operate_rearrange(driver *d);
+void operate_swap_out(driver *d);
+void operate_swap_in(driver *d);
 
 #endif

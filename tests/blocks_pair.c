@@ -96,8 +96,10 @@ static void compare_sequence(const blocks_pair *pair, int32_t at, const model_co
     same(pair, "cached", at, info.cached, s->cached);
     same(pair, "known", at, info.known, model_known(s));
     same(pair, "peak_blocks", at, info.peak_blocks, s->peak);
-    compare_ids(pair, at);
-    for (int32_t group = 0; group < pair->m.p.num_groups; group++)
+    same(pair, "swapped", at, info.swapped, s->swapped);
+    if (!s->swapped)
+        compare_ids(pair, at);
+    for (int32_t group = 0; !s->swapped && group < pair->m.p.num_groups; group++)
         compare_table(pair, at, group, &counts[group], &counted);
     same(pair, "blocks_unique", at, info.blocks_unique, counted.blocks_unique);
     same(pair, "blocks_shared", at, info.blocks_shared, counted.blocks_shared);
@@ -120,6 +122,11 @@ static void compare_stats(const blocks_pair *pair, int32_t group, const kvleaf_b
         {"slots_wasted", got->slots_wasted, expected->slots_wasted},
         {"indexed", got->indexed, expected->indexed},
         {"copies", (int64_t)got->copies, (int64_t)expected->copies},
+        {"swapped", got->swapped, expected->swapped},
+        {"host_total", got->host_total, expected->host_total},
+        {"host_used", got->host_used, expected->host_used},
+        {"swapped_out", (int64_t)got->swapped_out, (int64_t)expected->swapped_out},
+        {"swapped_in", (int64_t)got->swapped_in, (int64_t)expected->swapped_in},
         {"looked_up", (int64_t)got->looked_up, (int64_t)expected->looked_up},
         {"hits", (int64_t)got->hits, (int64_t)expected->hits},
         {"evictions", (int64_t)got->evictions, (int64_t)expected->evictions},
@@ -141,6 +148,11 @@ static void add_stats(kvleaf_blocks_stats *all, const kvleaf_blocks_stats *one)
     all->indexed += one->indexed;
     all->copies += one->copies;
     all->evictions += one->evictions;
+    all->host_total += one->host_total;
+    all->host_used += one->host_used;
+    all->swapped_out += one->swapped_out;
+    all->swapped_in += one->swapped_in;
+    all->swapped = one->swapped;
     all->looked_up = one->looked_up;
     all->hits = one->hits;
     all->sequences = one->sequences;

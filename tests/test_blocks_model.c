@@ -71,6 +71,24 @@ static void test_windows(void **state)
     assert_met(&tally);
 }
 
+static void test_swap(void **state)
+{
+    static const driver_params managers[] = {
+        {.block_size = 4, .num_groups = 1, .swap_blocks = 20},
+        {.block_size = 2, .num_groups = 1, .swap_blocks = 7},
+        {.block_size = 3, .num_groups = 2, .windows = {0, 5}, .swap_blocks = 20},
+        {.block_size = 2, .num_groups = 3, .windows = {3, 8, 8}, .swap_blocks = 24},
+    };
+    driver_tally tally = {0};
+    (void)state;
+    for (size_t i = 0; i < sizeof managers / sizeof *managers; i++)
+        run(&managers[i], 5, 2000, &tally);
+    assert_met(&tally);
+    printf("%lld swaps, %lld blocks\n", (long long)tally.swaps, (long long)tally.swapped_blocks);
+    assert_true(tally.swaps > tally.operations / 100);
+    assert_true(tally.swapped_blocks > tally.swaps / 2);
+}
+
 static void test_narrow_tables(void **state)
 {
     driver_tally tally = {0};
@@ -94,8 +112,8 @@ int main(int argc, char **argv)
         base_seed = strtoull(argv[1], NULL, 10);
     printf("seed %llu\n", (unsigned long long)base_seed);
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_one_group),     cmocka_unit_test(test_several_groups), cmocka_unit_test(test_windows),
-        cmocka_unit_test(test_narrow_tables), cmocka_unit_test(test_no_memory),
+        cmocka_unit_test(test_one_group), cmocka_unit_test(test_several_groups), cmocka_unit_test(test_windows),
+        cmocka_unit_test(test_swap),      cmocka_unit_test(test_narrow_tables),  cmocka_unit_test(test_no_memory),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
