@@ -403,6 +403,23 @@ static void test_begin_with_a_pending_copy(void **state)
     kvleaf_blocks_destroy(&m.blocks);
 }
 
+/* Ids that a sharer said are known while the sequence is out, and afterwards. */
+static void test_ids_said_by_a_sharer(void **state)
+{
+    (void)state;
+    memory m;
+    make(&m, false);
+    kvleaf_seq seq = make_seq(m.blocks, 5), child = fork_seq(m.blocks, seq, 5);
+    assert_ok(kvleaf_blocks_seq_set_ids(m.blocks, child, 0, line, 5));
+    swap(&m, seq, true);
+    assert_int_equal(info_of(m.blocks, seq).known, 5);
+    assert_ok(kvleaf_blocks_seq_destroy(m.blocks, &child));
+    overwrite(&m);
+    swap(&m, seq, false);
+    assert_int_equal(info_of(m.blocks, seq).known, 5);
+    kvleaf_blocks_destroy(&m.blocks);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -416,6 +433,7 @@ int main(void)
         cmocka_unit_test(test_without_room),
         cmocka_unit_test(test_refusals),
         cmocka_unit_test(test_begin_with_a_pending_copy),
+        cmocka_unit_test(test_ids_said_by_a_sharer),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

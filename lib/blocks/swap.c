@@ -138,6 +138,7 @@ static kvleaf_status begin_out(kvleaf_blocks *blocks, kvl_sequence *sequence)
     }
     for (int32_t i = 0; i < blocks->num_groups; i++)
         leave_group(blocks, sequence, i);
+    sequence->known = kvl_tokens_known(blocks, sequence); /* what a sharer said last is on these blocks only */
     sequence->residence = KVL_LEAVING;
     return KVLEAF_OK;
 }
