@@ -82,7 +82,8 @@ static void take_over(kvleaf_blocks *blocks, kvl_sequence *sequence, const kvl_s
     for (int32_t i = 0; i < blocks->num_groups; i++) {
         int32_t *table = kvl_sequence_table(sequence, i), first = parent->first_held[i];
         int32_t shorter = old->count < parent->count ? old->count : parent->count;
-        memcpy(table, kvl_sequence_table(parent, i), (size_t)parent->count * sizeof *table);
+        if (parent->count > 0) /* else there may be no tables */
+            memcpy(table, kvl_sequence_table(parent, i), (size_t)parent->count * sizeof *table);
         for (int32_t at = first; at < parent->count; at++)
             kvl_group_refer(blocks, i, table[at]);
         int32_t changed = first_difference(table, kvl_sequence_table(old, i), first, shorter);
@@ -93,7 +94,7 @@ static void take_over(kvleaf_blocks *blocks, kvl_sequence *sequence, const kvl_s
 
 static void give_back(kvleaf_blocks *blocks, const kvl_sequence *old)
 {
-    for (int32_t i = 0; i < blocks->num_groups; i++)
+    for (int32_t i = 0; old->count > 0 && i < blocks->num_groups; i++)
         kvl_group_release(blocks, i, kvl_sequence_table(old, i) + old->first_held[i], old->count - old->first_held[i],
                           &old->params);
 }
