@@ -129,7 +129,8 @@ static model_params params_of(const driver_params *params)
     model_params p = {.block_size = params->block_size,
                       .max_sequences = MODEL_SEQUENCES,
                       .max_blocks_per_seq = params->max_blocks_per_seq ? params->max_blocks_per_seq : MODEL_BLOCKS,
-                      .num_groups = params->num_groups};
+                      .num_groups = params->num_groups,
+                      .no_prefix_cache = params->no_prefix_cache};
     for (int32_t i = 0; i < p.num_groups; i++) {
         model_group_params *group = &p.groups[i];
         group->num_blocks = i == 0 ? MODEL_BLOCKS : MODEL_BLOCKS - 11 * i;
@@ -152,6 +153,7 @@ static void open_real(driver *d)
                                    .allocator = {fickle_allocate, fickle_release, d},
                                    .groups = groups,
                                    .num_groups = p->num_groups,
+                                   .no_prefix_cache = p->no_prefix_cache,
                                    .event = take_note,
                                    .event_user = d,
                                    .now_ms = now,
@@ -178,6 +180,7 @@ driver *driver_create(const driver_params *params, uint64_t seed, const uint8_t 
     model_params p = params_of(params);
     model_init(&d->pair.m, &p);
     open_real(d);
+    d->pair.real->index.one_hash = params->one_hash;
     for (int32_t i = 0; i < PROMPTS; i++)
         for (int32_t j = 0; j < MODEL_TOKENS; j++)
             d->prompts[i][j] = (int32_t)(next_random(d) % WORDS);

@@ -19,7 +19,9 @@ typedef struct driver_tally {
 typedef struct driver_params {
     int32_t block_size, num_groups;
     int32_t windows[MODEL_GROUPS];
-    int32_t swap_blocks;        /* of each group */
+    int32_t swap_blocks; /* of each group */
+    bool no_prefix_cache;
+    bool one_hash;              /* all hashes are one: what is found must not depend on them */
     int32_t max_blocks_per_seq; /* 0 = all */
     int32_t failing;            /* one allocation in so many fails; 0 = none */
 } driver_params;

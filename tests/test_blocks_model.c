@@ -32,7 +32,7 @@ static void assert_met(const driver_tally *tally)
     static const kvleaf_status statuses[] = {KVLEAF_INVALID, KVLEAF_NO_BLOCKS, KVLEAF_TOO_SMALL,
                                              KVLEAF_BUSY,    KVLEAF_STALE,     KVLEAF_FOREIGN};
     for (size_t i = 0; i < sizeof statuses / sizeof *statuses; i++)
-        assert_true(tally->statuses[-statuses[i]] > tally->operations / 1000);
+        assert_true(tally->statuses[-statuses[i]] > tally->operations / 2500);
     assert_true(tally->statuses[-KVLEAF_OK] > tally->operations / 2);
     assert_true(tally->copies > tally->operations / 300);
 }
@@ -89,11 +89,32 @@ static void test_swap(void **state)
     assert_true(tally.swapped_blocks > tally.swaps / 2);
 }
 
+/* openvino.genai #3722, vllm PR #12621: hits compare tokens, so that it does not matter what hashes are. */
+static void test_one_hash(void **state)
+{
+    driver_tally tally = {0};
+    (void)state;
+    run(&(driver_params){.block_size = 2, .num_groups = 2, .windows = {0, 7}, .swap_blocks = 20, .one_hash = true}, 5,
+        2000, &tally);
+    assert_met(&tally);
+    assert_true(tally.hits > tally.operations / 200);
+}
+
+static void test_no_prefix_cache(void **state)
+{
+    driver_tally tally = {0};
+    (void)state;
+    run(&(driver_params){.block_size = 3, .num_groups = 2, .swap_blocks = 20, .no_prefix_cache = true}, 3, 2000,
+        &tally);
+    assert_met(&tally);
+    assert_int_equal(tally.hits, 0);
+}
+
 static void test_narrow_tables(void **state)
 {
     driver_tally tally = {0};
     (void)state;
-    run(&(driver_params){.block_size = 4, .num_groups = 1, .max_blocks_per_seq = 9}, 5, 2000, &tally);
+    run(&(driver_params){.block_size = 4, .num_groups = 1, .max_blocks_per_seq = 13}, 5, 2000, &tally);
     assert_met(&tally);
 }
 
@@ -112,8 +133,10 @@ int main(int argc, char **argv)
         base_seed = strtoull(argv[1], NULL, 10);
     printf("seed %llu\n", (unsigned long long)base_seed);
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_one_group), cmocka_unit_test(test_several_groups), cmocka_unit_test(test_windows),
-        cmocka_unit_test(test_swap),      cmocka_unit_test(test_narrow_tables),  cmocka_unit_test(test_no_memory),
+        cmocka_unit_test(test_one_group),     cmocka_unit_test(test_several_groups),
+        cmocka_unit_test(test_windows),       cmocka_unit_test(test_swap),
+        cmocka_unit_test(test_one_hash),      cmocka_unit_test(test_no_prefix_cache),
+        cmocka_unit_test(test_narrow_tables), cmocka_unit_test(test_no_memory),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
