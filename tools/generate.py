@@ -10,81 +10,12 @@ tokens, the answers stream to the terminal as they come.
 """
 import argparse
 import json
-import os
 import subprocess
 import sys
 import tempfile
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parent.parent
-MODEL = ROOT / "models" / "SmolLM2-135M-Instruct"
-PROGRAM = ROOT / "build" / "tools" / "kvleaf-generate"
-
-
-class Failure(Exception):
-    """What the user is told in one line before exit status 1."""
-
-
-def enter_project_venv(modules):
-    """Starts this script again in the project's .venv if a package is missing here."""
-    from importlib.util import find_spec
-
-    missing = [m for m in modules if find_spec(m) is None]
-    if not missing:
-        return
-    venv = ROOT / ".venv"
-    python = venv / "bin" / "python"
-    if python.exists() and Path(sys.prefix).resolve() != venv.resolve():
-        os.execv(python, [str(python), str(Path(__file__).resolve())] + sys.argv[1:])
-    raise Failure(f"missing Python packages: {', '.join(missing)}; make the environment with "
-                  f"'python3 -m venv .venv && .venv/bin/pip install -r tools/requirements.txt'")
-
-
-# ---------------------------------------------------------------------------- text and tokens
-
-class Text:
-    """The model's tokenizer and chat template."""
-
-    def __init__(self, folder):
-        from tokenizers import Tokenizer
-
-        path = folder / "tokenizer.json"
-        if not path.exists():
-            raise Failure(f"{path} is missing; tools/get_model.py obtains a model")
-        self.tokenizer = Tokenizer.from_file(str(path))
-        self.config = {}
-        config = folder / "tokenizer_config.json"
-        if config.exists():
-            self.config = json.loads(config.read_text(encoding="utf-8"))
-
-    def special(self, name):
-        token = self.config.get(name) or ""
-        return token.get("content", "") if isinstance(token, dict) else token
-
-    def chat(self, prompt, system):
-        """The prompt as the user's turn of a conversation whose next turn is the model's."""
-        from jinja2.sandbox import ImmutableSandboxedEnvironment
-
-        template = self.config.get("chat_template")
-        if not isinstance(template, str):
-            raise Failure("the model has no chat template; --raw continues the prompt as it is")
-
-        def refuse(message):
-            raise Failure(f"chat template: {message}")
-
-        environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True)
-        environment.globals["raise_exception"] = refuse
-        messages = [{"role": "system", "content": system}] if system is not None else []
-        messages.append({"role": "user", "content": prompt})
-        return environment.from_string(template).render(
-            messages=messages, add_generation_prompt=True, bos_token=self.special("bos_token"),
-            eos_token=self.special("eos_token"))
-
-    def encode(self, text):
-        return self.tokenizer.encode(text, add_special_tokens=False).ids
-
-    def decode(self, tokens):
-        return self.tokenizer.decode(tokens, skip_special_tokens=True)
+from model_text import MODEL, PROGRAM, Failure, Text, TextStream, enter_project_venv, require_files
 
 
 class Answer:
@@ -92,16 +23,15 @@ class Answer:
 
     def __init__(self, prompt, text):
         self.prompt, self.codec = prompt, text
-        self.tokens, self.shown = [], 0
+        self.stream = TextStream(text)
+        self.tokens, self.taken = [], 0
         self.result = None
 
     def fresh(self):
-        """The text that came since the last call; a character cut in half waits for its rest."""
-        text = self.codec.decode(self.tokens)
-        if self.result is None and text.endswith("\ufffd"):
-            text = text.rstrip("\ufffd")
-        new, self.shown = text[self.shown:], max(self.shown, len(text))
-        return new
+        """The text that came since the last call."""
+        new, self.taken = self.tokens[self.taken:], len(self.tokens)
+        text = self.stream.add(new)
+        return text if self.result is None else text + self.stream.finish()
 
 
 # ------------------------------------------------------------------------------------ display
@@ -168,10 +98,15 @@ def command(args):
     return [str(args.program)] + [str(option) for option in options]
 
 
+def conversation(args, prompt):
+    system = [] if args.system is None else [{"role": "system", "content": args.system}]
+    return [*system, {"role": "user", "content": prompt}]
+
+
 def requests(args, answers):
     lines = []
     for index, answer in enumerate(answers):
-        text = answer.prompt if args.raw else answer.codec.chat(answer.prompt, args.system)
+        text = answer.prompt if args.raw else answer.codec.chat(conversation(args, answer.prompt))
         lines.append(json.dumps({
             "id": index, "tokens": answer.codec.encode(text), "max_new_tokens": args.max_new_tokens,
             "temperature": args.temperature, "top_p": args.top_p, "seed": args.seed + index}))
@@ -275,10 +210,7 @@ def parse_arguments():
 def main():
     args = parse_arguments()
     enter_project_venv(("tokenizers", "jinja2", "tqdm"))
-    if not args.program.exists():
-        raise Failure(f"{args.program} is missing; 'meson setup build && ninja -C build' builds it")
-    if not (args.model / "model.safetensors").exists():
-        raise Failure(f"{args.model} holds no model; tools/get_model.py obtains one")
+    require_files(args.program, args.model)
     text = Text(args.model)
     answers = [Answer(prompt, text) for prompt in args.prompts]
     summary = run(args, answers)
