@@ -46,7 +46,7 @@ fi
 $build/tools/kvleaf-tour --svg $build/tour.svg ${device[@]+"${device[@]}"} || exit 1
 
 if [ $model -eq 1 ]; then
-    make_venv
+    make_venv tools/requirements.txt
     .venv/bin/python tools/get_model.py || exit 1
     printf '\nNow a real model, %s, answers three prompts of different lengths at once.\n\n' "${model_folder#*/}"
     .venv/bin/python tools/generate.py --model $model_folder --max-new-tokens 96 ${device[@]+"${device[@]}"} \

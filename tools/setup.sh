@@ -64,22 +64,26 @@ install_packages() {
     fi
 }
 
-# The project's own Python environment in .venv, with tools/requirements.txt. Debian's python3 if there is one.
+# make_venv FILE ...: the project's own Python environment in .venv with the packages that the files ask for. Debian's
+# python3 if there is one.
 make_venv() {
-    local python=/usr/bin/python3 wanted=tools/requirements.txt
+    local python=/usr/bin/python3 wanted there
     [ -x "$python" ] || python=$(command -v python3) || die "python3 is missing"
-    if [ -x .venv/bin/python ] && cmp -s "$wanted" .venv/installed.txt && .venv/bin/python -c '' 2>/dev/null; then
-        return
-    fi
-    say "making the Python environment .venv (packages of $wanted)"
     if ! .venv/bin/python -m pip --version >/dev/null 2>&1; then
+        say "making the Python environment .venv"
         rm -rf .venv
         logged "$python -m venv .venv" "$python" -m venv .venv
     fi
-    if ! .venv/bin/python -m pip install -q --disable-pip-version-check -r "$wanted" >"$setup_log" 2>&1 </dev/null; then
-        die "could not install the Python packages of $wanted: $(grep -m1 '^ERROR' "$setup_log" || echo 'no network?')"
-    fi
-    cp "$wanted" .venv/installed.txt
+    for wanted in "$@"; do
+        there=.venv/installed-${wanted//\//-}
+        cmp -s "$wanted" "$there" && continue
+        say "installing the Python packages of $wanted into .venv"
+        if ! .venv/bin/python -m pip install -q --disable-pip-version-check -r "$wanted" >"$setup_log" 2>&1 </dev/null
+        then
+            die "could not install the Python packages of $wanted: $(grep -m1 '^ERROR' "$setup_log" || echo 'no network?')"
+        fi
+        cp "$wanted" "$there"
+    done
 }
 
 # Configures the folder (or again, with the options given) and builds it.

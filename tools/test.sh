@@ -25,7 +25,7 @@ case ${1-} in
 esac
 
 readonly test_packages=(g++ cmake clang-format)
-readonly full_packages=(clang clang-tidy cppcheck mesa-opencl-icd oclgrind intel-opencl-icd)
+readonly full_packages=(clang clang-tidy cppcheck mesa-opencl-icd oclgrind intel-opencl-icd chromium chromium-driver)
 readonly logs=$build/test-logs
 
 passed=0 failed=0 skipped=0
@@ -138,7 +138,7 @@ tidy() {
 
 install_packages "${build_packages[@]}" "${test_packages[@]}"
 [ $quick -eq 1 ] || install_packages "${full_packages[@]}"
-[ $quick -eq 1 ] || make_venv
+[ $quick -eq 1 ] || make_venv tools/requirements.txt tests/requirements.txt
 
 # Tests run on PoCL unless a stage says otherwise: other drivers on the machine stay out, whatever they do when loaded.
 if [ -z "${OCL_ICD_VENDORS-}" ] && [ -f /etc/OpenCL/vendors/pocl.icd ]; then
@@ -156,7 +156,7 @@ if [ $quick -eq 1 ]; then
     stage 'kvleaf-check, small' check_device --small --variant '*.cpu'
     stage 'tour of the seed documents' tour
     for name in 'slow unit tests' 'all of kvleaf-check' 'sanitizers' 'fuzzing' 'ThreadSanitizer' 'clang-tidy' \
-        'cppcheck' 'other drivers' 'offline compilers' 'the model'; do
+        'cppcheck' 'other drivers' 'offline compilers' 'the model' 'the server' 'the server with the model'; do
         stage "$name" left_out
     done
 else
@@ -175,6 +175,8 @@ else
     stage 'offline compile for Intel' python3 tests/check_offline.py intel
     stage 'the runner, small models' .venv/bin/python tests/test_generate_sharing.py
     stage 'the model' .venv/bin/python tests/test_generate.py
+    stage 'the server' .venv/bin/python tests/test_serve.py
+    stage 'the server with the model' .venv/bin/python tests/test_serve_model.py
 fi
 
 for reason in "${missed[@]-}"; do
