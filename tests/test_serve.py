@@ -170,7 +170,8 @@ def test_stops(bench, server, alone):
     texts = [c.message.content for c in client.chat.completions.create(**sampled).choices]
     stop = texts[1][20:22]
     got = [c.message.content for c in client.chat.completions.create(**sampled, stop=stop).choices]
-    bench.check(got == [t.split(stop)[0] for t in texts] and len(got[1]) <= 20, "one of four choices stops, others go on")
+    bench.check(got == [t.split(stop)[0] for t in texts] and len(got[1]) <= 20,
+                "one of four choices stops, others go on")
     stats = server.until(lambda s: s["used"] == 0)
     bench.check(stats["used"] == 0 and stats["running"] == 0, "what was stopped holds no blocks")
 
@@ -362,7 +363,8 @@ def test_keys(bench, folder):
         for stream in long:
             next(iter(stream))
         answers = []
-        third = threading.Thread(target=lambda: answers.append(client.chat.completions.create(**ask | {"max_tokens": 2})))
+        short = {**ask, "max_tokens": 2}
+        third = threading.Thread(target=lambda: answers.append(client.chat.completions.create(**short)))
         third.start()
         key = {**JSON, "Authorization": "Bearer first-key"}
         waiting = server.until(lambda s: s["waiting"] == 1, headers=key)["waiting"]
@@ -520,7 +522,8 @@ def test_load(bench, server, alone):
     right, hung_up, refused = (sum(getattr(c, n) for c in clients) for n in ("right", "hung_up", "refused"))
     wrong = [w for c in clients for w in c.wrong]
     stats = server.until(lambda s: s["used"] + s["running"] + s["waiting"] == 0)
-    bench.check(not wrong and right > 0, f"{right} good ones answered rightly" + (f"; not: {wrong[:3]}" if wrong else ""))
+    bench.check(not wrong and right > 0,
+                f"{right} good ones answered rightly" + (f"; not: {wrong[:3]}" if wrong else ""))
     bench.check(hung_up > 0 and refused > 0, f"beside {hung_up} that hung up and {refused} refused, in {took:.1f} s")
     bench.check(stats["used"] == 0 and stats["running"] == 0 and stats["waiting"] == 0 and stats["sequences"] == 0,
                 f"then no block is used: {stats}")

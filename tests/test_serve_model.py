@@ -19,8 +19,8 @@ from pathlib import Path
 from serve_support import Server
 from test_generate import ROOT, SKIPPED, Bench
 
-SYSTEM = ("You are the librarian of a small town on a wide river. You answer in one short sentence, kindly, and you know "
-          "the shelves by heart.")
+SYSTEM = ("You are the librarian of a small town on a wide river. You answer in one short sentence, kindly, and you "
+          "know the shelves by heart.")
 
 
 def user(text):
@@ -39,7 +39,7 @@ def test_samples(bench, server):
     full = three.usage.prompt_tokens // 16
     held, shared = (after[n] - before[n] for n in ("kvleaf_choice_blocks_total", "kvleaf_choice_blocks_shared_total"))
     bench.check(3 * full <= shared <= 3 * (full + 1) and held > shared,
-                f"by /metrics, {shared:g} of the {held:g} blocks they held were shared; the prompt has {full} full ones")
+                f"by /metrics, {shared:g} of the {held:g} blocks they held were shared; the prompt fills {full}")
     again = client.chat.completions.create(**ask, messages=user("And the novels?"))
     cached, prompt = again.usage.prompt_tokens_details.cached_tokens, again.usage.prompt_tokens
     bench.check(0 < prompt - cached < 24, f"the same system prompt again: {cached} of {prompt} tokens were cached")

@@ -80,7 +80,7 @@ make_venv() {
         say "installing the Python packages of $wanted into .venv"
         if ! .venv/bin/python -m pip install -q --disable-pip-version-check -r "$wanted" >"$setup_log" 2>&1 </dev/null
         then
-            die "could not install the Python packages of $wanted: $(grep -m1 '^ERROR' "$setup_log" || echo 'no network?')"
+            die "could not install the packages of $wanted: $(grep -m1 '^ERROR' "$setup_log" || echo 'no network?')"
         fi
         cp "$wanted" "$there"
     done

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What every request passes first: where it comes from, its key, its size; and what ends it when the client hangs up."""
+"""What every request passes first: whom it calls, its key, its size. And what ends it when the client hangs up."""
 from __future__ import annotations
 
 import asyncio
@@ -13,7 +13,7 @@ from typing import Any
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from .errors import INVALID, ApiError
+from .errors import ApiError
 
 OPEN_PATHS = {"/", "/health"}       # need no key: they tell nothing of anybody's
 HUNG_UP = 499                       # in logs and metrics, as nginx has it
@@ -72,8 +72,8 @@ class Guard:
             # All are compared, so that time tells nothing.
             right = [hmac.compare_digest(sent, k) for k in self.rules.keys]
             if kind.lower() != "bearer" or not any(right):
-                raise ApiError(401, "the API key is wrong" if key else "an API key is needed: Authorization: Bearer KEY",
-                               kind=INVALID, code="invalid_api_key", headers={"WWW-Authenticate": "Bearer"})
+                message = "the API key is wrong" if key else "an API key is needed: Authorization: Bearer KEY"
+                raise ApiError(401, message, code="invalid_api_key", headers={"WWW-Authenticate": "Bearer"})
 
     async def _body(self, headers: Headers, receive: Receive) -> bytes:
         announced = headers.get("content-length", "")
