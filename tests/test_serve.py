@@ -344,6 +344,16 @@ def test_hang_up(bench, server, alone):
 
 # --------------------------------------------------------------------------------- other servers
 
+def outcome(call):
+    """What a call of the client returns or raises."""
+    import openai
+
+    try:
+        return call()
+    except openai.OpenAIError as error:
+        return error
+
+
 def test_keys(bench, folder):
     """With keys set, nothing is told without one; a full queue answers 429; it ends in order."""
     keys = bench.folder / "keys"
@@ -377,10 +387,13 @@ def test_keys(bench, folder):
         third.join(60)
         bench.check(len(answers) == 1, "what waited is answered once there is room")
         child = server.child()
-        stream = client.chat.completions.create(**ask, stream=True)
+        stream = client.chat.completions.create(**ask | {"max_tokens": 4000}, stream=True)
         next(iter(stream))
         code = server.stop()
+        said = outcome(lambda: list(stream))
         bench.check(code == 0 and gone(child), f"ends with status {code} on SIGTERM, kvleaf-generate with it")
+        bench.check("being stopped" in str(said), f"and what still ran hears of it: {said!r}")
+        bench.check("Traceback" not in "".join(server.lines), "without a fault")
 
 
 def test_death(bench, folder):
@@ -394,14 +407,8 @@ def test_death(bench, folder):
         client = server.client()
         ask = {"model": server.model, "messages": user("Doomed"), "max_tokens": 3000, "temperature": 0}
         outcomes = []
-
-        def whole():
-            try:
-                client.chat.completions.create(**ask)
-            except Exception as error:      # whatever it is, the check below looks at it
-                outcomes.append(error)
-
-        waiting = threading.Thread(target=whole)
+        waiting = threading.Thread(
+            target=lambda: outcomes.append(outcome(lambda: client.chat.completions.create(**ask))))
         waiting.start()
         stream = client.chat.completions.create(**ask, stream=True)
         next(iter(stream))
@@ -410,13 +417,8 @@ def test_death(bench, folder):
         waiting.join(60)
         bench.check(len(outcomes) == 1 and getattr(outcomes[0], "status_code", 0) == 503
                     and "signal 9" in str(outcomes[0]), f"who waits for the whole: {outcomes}")
-        try:
-            for _ in stream:
-                pass
-            broken = None
-        except Exception as error:
-            broken = error
-        bench.check(broken is not None and "signal 9" in str(broken), f"who streams: {broken!r}")
+        broken = outcome(lambda: list(stream))
+        bench.check("signal 9" in str(broken), f"who streams: {broken!r}")
         answer = client.chat.completions.create(**ask | {"max_tokens": 3})
         metrics = server.metrics()
         bench.check(answer.usage.completion_tokens == 3 and metrics["kvleaf_restarts_total"] == 1
@@ -482,6 +484,8 @@ class Client(threading.Thread):
         self.wrong += [(what, wrong)] if wrong else []
 
     def ask(self, client, hang_up):
+        import openai
+
         messages, want = self.draw.choice(self.wants)
         n = self.draw.choice([1, 1, 1, 2])
         ask = {"model": self.server.model, "messages": messages, "max_tokens": STEPS, "temperature": 0, "n": n}
@@ -498,7 +502,7 @@ class Client(threading.Thread):
             else:
                 found, _ = collect(client.chat.completions.create(**ask, stream=True))
                 texts = [found[i][0] for i in sorted(found)]
-        except Exception as error:      # none may come
+        except openai.OpenAIError as error:     # none may come
             self.wrong.append(error)
             return
         self.right += texts == [want] * n

@@ -30,7 +30,7 @@ def user(text):
 def test_samples(bench, server):
     """Three samples of one prompt hold its blocks once; the system prompt is computed once."""
     client = server.client()
-    ask = {"model": server.model, "temperature": 0.8, "max_tokens": 24}
+    ask = {"model": server.model, "temperature": 0.8, "max_tokens": 12}
     before = server.metrics()
     three = client.chat.completions.create(**ask, messages=user("Where are the maps?"), n=3, seed=1)
     after = server.metrics()
@@ -122,7 +122,7 @@ def test_page(bench, server):
         old = page.run("document.getElementById('map').src")
 
         page.set("temperature", "0")
-        page.set("limit", "40")
+        page.set("limit", "24")
         page.at("text").send_keys("Name three colours.\n")
         growing = page.until(lambda: page.turns("assistant") and page.turns("assistant")[0])
         page.until(page.idle)
@@ -130,7 +130,7 @@ def test_page(bench, server):
         bench.check(answer.startswith(growing) and len(answer) > len(growing),
                     f"the answer grows, from {growing!r} to {answer!r}")
         want = server.client().chat.completions.create(
-            model=server.model, temperature=0, max_tokens=40,
+            model=server.model, temperature=0, max_tokens=24,
             messages=[{"role": "user", "content": "Name three colours."}]).choices[0].message.content
         bench.check(answer == want, "and is the one that the API gives")
         usage = page.run("document.querySelector('.usage')?.textContent")

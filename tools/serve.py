@@ -68,9 +68,10 @@ def read_keys(args: argparse.Namespace) -> list[bytes]:
 
 def log_request(scope: Any, status: int, seconds: float) -> None:
     client = (scope.get("client") or ["?"])[0]
-    note = scope["state"].get("note")
-    log(f"{time.strftime('%Y-%m-%dT%H:%M:%S')} {client} {scope['method']} {json.dumps(scope['path'])[1:-1][:100]} "
-        f"{status} {seconds:.3f} s" + (f"; {note}" if note else ""))
+    # A client's words are escaped, so that a request is one line whatever it says.
+    path, note = (json.dumps(text)[1:-1] for text in (scope["path"][:100], scope["state"].get("note", "")))
+    log(f"{time.strftime('%Y-%m-%dT%H:%M:%S')} {client} {scope['method']} {path} {status} {seconds:.3f} s"
+        + (f"; {note}" if note else ""))
 
 
 async def serve(args: argparse.Namespace, text: Text, listener: socket.socket) -> None:
@@ -96,9 +97,16 @@ async def serve(args: argparse.Namespace, text: Text, listener: socket.socket) -
 
     rules = Rules(args.max_body, args.body_seconds, read_keys(args),
                   {"127.0.0.1", "[::1]", "localhost"} if args.host in LOOPBACK else set())
-    server = uvicorn.Server(uvicorn.Config(
+
+    class Server(uvicorn.Server):
+        async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+            """Takes no more requests; those that run may end within a while."""
+            asyncio.get_running_loop().call_later(SHUTDOWN_SECONDS, generator.give_up)
+            await super().shutdown(sockets)
+
+    server = Server(uvicorn.Config(
         Guard(make_app(service), rules, done), lifespan="off", ws="none", log_config=None, access_log=False,
-        server_header=False, timeout_graceful_shutdown=SHUTDOWN_SECONDS))
+        server_header=False, proxy_headers=False, timeout_graceful_shutdown=2 * SHUTDOWN_SECONDS))
 
     def interrupt(*_: object) -> None:
         if not server.started:      # the server's own handler ends it in order

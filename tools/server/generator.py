@@ -136,13 +136,18 @@ class Generator:
             counts.waiting = None
         self.asked.clear()
 
-    async def stop(self) -> None:
-        """Ends the child: what still runs is given up."""
+    def give_up(self) -> None:
+        """Ends all that runs; whoever waits for it hears why."""
         self.stopping = True
+        for job in self.jobs.values():
+            self._send({"cancel": job.id})
+        self._end_all("the server is being stopped")
+
+    async def stop(self) -> None:
+        """Ends the child."""
+        self.give_up()
         if self.process is None or self.watch is None:
             return
-        for job in list(self.jobs.values()):
-            self.close(job)
         assert self.process.stdin is not None
         self.process.stdin.close()
         try:
