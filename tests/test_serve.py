@@ -154,10 +154,11 @@ def test_stops(bench, server, alone):
     cases = [("a piece of nine", [text[30:39]]), ("the first letter", [text[0]]), ("the last letters", [text[-4:]]),
              ("the earlier of two", [text[50:54], text[20:24]]), ("one never found", [text[10:14] + "\0"]),
              ("one that overlaps another's beginning", [text[40:45] + "\0", text[43:48]]),
+             ("one inside another", [text[20:30], text[24:27]]),
              ("four, one of them there", ["\1\1", "\1\2", "\1\3", text[25:28]]), ("a string, no list", text[33:40])]
     for what, stops in cases:
-        found = [text.find(s) for s in ([stops] if isinstance(stops, str) else stops)]
-        cut = min((at for at in found if at >= 0), default=None)
+        found = [(text.find(s) + len(s), text.find(s)) for s in ([stops] if isinstance(stops, str) else stops)]
+        cut = min((place for place in found if place[1] >= 0), default=(0, None))[1]
         want = (text if cut is None else text[:cut], "length" if cut is None else "stop")
         whole = client.chat.completions.create(**ask, stop=stops)
         choice = whole.choices[0]

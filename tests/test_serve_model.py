@@ -143,7 +143,7 @@ def test_page(bench, server):
         page.at("text").send_keys("Which one is the best?\n")
         page.until(lambda: len(page.turns("assistant")) == 3)
         if bench.picture:
-            page.until(lambda: int(page.run("document.getElementById('count-used').textContent")) > 0, 5)
+            page.until(lambda: page.run("document.getElementById('count-sequences').textContent") == "2", 10)
             page.driver.save_screenshot(str(bench.picture))
         page.until(page.idle)
         bench.check(len(page.turns("assistant")) == 3 and "shared" in page.run(

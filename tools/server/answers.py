@@ -21,7 +21,7 @@ TOO_LARGE = {"KVLEAF_INVALID", "KVLEAF_NO_BLOCKS", "KVLEAF_TOO_SMALL"}
 
 
 class StopStrings:
-    """Lets text through up to the first of the strings, also one that comes in pieces."""
+    """Lets text through up to the string that is complete first, however the text is cut into pieces."""
 
     def __init__(self, stops: Sequence[str]) -> None:
         self.stops = stops
@@ -30,10 +30,10 @@ class StopStrings:
 
     def add(self, text: str) -> str:
         text = self.held + text
-        ends = [at for at in map(text.find, self.stops) if at >= 0]
-        if ends:
+        found = [(at + len(stop), at) for stop in self.stops if (at := text.find(stop)) >= 0]
+        if found:
             self.found, self.held = True, ""
-            return text[:min(ends)]
+            return text[:min(found)[1]]
         keep = max((self._beginning(text, stop) for stop in self.stops), default=0)
         self.held = text[len(text) - keep:]
         return text[:len(text) - keep]
