@@ -30,7 +30,7 @@ def user(text):
 def test_samples(bench, server):
     """Three samples of one prompt hold its blocks once; the system prompt is computed once."""
     client = server.client()
-    ask = {"model": server.model, "temperature": 0.8, "max_tokens": 12}
+    ask = {"model": server.model, "temperature": 0.8, "max_tokens": 20}
     before = server.metrics()
     three = client.chat.completions.create(**ask, messages=user("Where are the maps?"), n=3, seed=1)
     after = server.metrics()
