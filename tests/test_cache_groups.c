@@ -76,6 +76,29 @@ static void test_steps(void **state)
     rig_close(&r);
 }
 
+/* Where all layers have windows a sequence may be longer than the pools, up to max_context. */
+static void test_windows_alone(void **state)
+{
+    (void)state;
+    rig r;
+    rig_params p = hybrid();
+    p.window[0] = p.window[3] = WINDOW + 5;
+    p.num_blocks = 10;
+    p.max_context = 150;
+    rig_open(&r, &p);
+    rig_seq *seq = rig_seq_new(&r);
+    while (seq->committed < 143) {
+        int32_t count = 1 + seq->committed % 11;
+        rig_extend(&r, seq, count);
+        rig_run_one(&r, seq, count, KVLEAF_FAMILY_AUTO, "on and on");
+    }
+    rig_check_stored(&r, seq, "through 40 slots");
+    int32_t room = 152 - seq->extended; /* whole blocks */
+    ASSERT_FAILS(KVLEAF_TOO_SMALL, "count", rig_try_extend(&r, seq, room + 1));
+    ASSERT_OK(rig_try_extend(&r, seq, room));
+    rig_close(&r);
+}
+
 /* All keys can be gathered as long as none has left the window. */
 static void test_gather(void **state)
 {
@@ -136,6 +159,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_groups_of_layers),
         cmocka_unit_test(test_steps),
+        cmocka_unit_test(test_windows_alone),
         cmocka_unit_test(test_gather),
         cmocka_unit_test(test_two_open_plans),
     };
