@@ -224,24 +224,6 @@ COMMAND(EnqueueFillBuffer,
         (cl_command_queue queue, cl_mem memory, const void *pattern, size_t pattern_size, size_t offset, size_t size,
          cl_uint num_wait, const cl_event *wait_list, cl_event *event),
         (queue, memory, pattern, pattern_size, offset, size, num_wait, wait_list, event))
-static void *CL_API_CALL EnqueueMapBuffer(cl_command_queue queue, cl_mem memory, cl_bool blocking, cl_map_flags flags,
-                                          size_t offset, size_t size, cl_uint num_wait, const cl_event *wait_list,
-                                          cl_event *event, cl_int *error)
-{
-    if (fails(SHIM_EnqueueMapBuffer)) {
-        if (error)
-            *error = shim.error;
-        return NULL;
-    }
-    void *mapped = clEnqueueMapBuffer(queue, memory, blocking, flags, offset, size, num_wait, wait_list, event, error);
-    shim.events += mapped != NULL && event != NULL;
-    return mapped;
-}
-
-COMMAND(EnqueueUnmapMemObject,
-        (cl_command_queue queue, cl_mem memory, void *mapped, cl_uint num_wait, const cl_event *wait_list,
-         cl_event *event),
-        (queue, memory, mapped, num_wait, wait_list, event))
 COMMAND(EnqueueMarkerWithWaitList,
         (cl_command_queue queue, cl_uint num_wait, const cl_event *wait_list, cl_event *event),
         (queue, num_wait, wait_list, event))

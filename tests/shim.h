@@ -19,8 +19,7 @@
     X(CreateProgramWithSource) X(CreateProgramWithBinary) X(BuildProgram) X(GetProgramInfo) X(GetProgramBuildInfo)     \
     X(ReleaseProgram) X(CreateKernel) X(ReleaseKernel) X(SetKernelArg) X(GetKernelWorkGroupInfo)                       \
     X(EnqueueNDRangeKernel) X(EnqueueReadBuffer) X(EnqueueWriteBuffer) X(EnqueueFillBuffer)                            \
-    X(EnqueueMapBuffer) X(EnqueueUnmapMemObject) X(EnqueueMarkerWithWaitList) X(RetainEvent) X(ReleaseEvent)           \
-    X(GetEventInfo) X(WaitForEvents) X(Flush) X(Finish)
+    X(EnqueueMarkerWithWaitList) X(RetainEvent) X(ReleaseEvent) X(GetEventInfo) X(WaitForEvents) X(Flush) X(Finish)
 /* clang-format on */
 
 #define SHIM_ENUM(name) SHIM_##name,

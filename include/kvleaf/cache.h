@@ -95,7 +95,8 @@ typedef struct kvleaf_batch_entry {
  * device. NO_MEMORY. */
 KVLEAF_API kvleaf_status kvleaf_cache_create(kvleaf_device *device, const kvleaf_cache_params *params,
                                              kvleaf_cache **out);
-/* NULL is safe; sets *cache to NULL. Its plans must be destroyed first. Never blocks on the device. */
+/* NULL is safe; sets *cache to NULL. Its plans must be destroyed first. Waits for nothing but the
+ * copies of swaps that are still in flight. */
 KVLEAF_API void kvleaf_cache_destroy(kvleaf_cache **cache);
 
 /* The group of a layer, as the calls below number them; -1 out of range. */

@@ -88,9 +88,6 @@ typedef struct kvleaf_opencl {
                                             cl_uint, const cl_event *, cl_event *);
     cl_int(CL_API_CALL *EnqueueFillBuffer)(cl_command_queue, cl_mem, const void *, size_t, size_t, size_t, cl_uint,
                                            const cl_event *, cl_event *);
-    void *(CL_API_CALL *EnqueueMapBuffer)(cl_command_queue, cl_mem, cl_bool, cl_map_flags, size_t, size_t, cl_uint,
-                                          const cl_event *, cl_event *, cl_int *);
-    cl_int(CL_API_CALL *EnqueueUnmapMemObject)(cl_command_queue, cl_mem, void *, cl_uint, const cl_event *, cl_event *);
     cl_int(CL_API_CALL *EnqueueMarkerWithWaitList)(cl_command_queue, cl_uint, const cl_event *, cl_event *);
     cl_int(CL_API_CALL *RetainEvent)(cl_event);
     cl_int(CL_API_CALL *ReleaseEvent)(cl_event);

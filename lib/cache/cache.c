@@ -145,12 +145,12 @@ kvleaf_status kvleaf_cache_create(kvleaf_device *device, const kvleaf_cache_para
     return KVLEAF_OK;
 }
 
-static void release_group(kvleaf_cache *cache, kvl_cache_group *group)
+static void release_group(kvleaf_device *device, kvl_cache_group *group)
 {
     if (group->table)
-        cache->device->cl->ReleaseMemObject(group->table);
+        device->cl->ReleaseMemObject(group->table);
     kvl_pool_copier_destroy(&group->copier);
-    kvl_host_pool_destroy(&group->host, cache->tail.queue, cache->tail.event);
+    kvl_host_pool_destroy(&group->host);
     if (group->pool)
         kvl_pool_release(group->pool);
 }
@@ -160,9 +160,9 @@ void kvl_cache_release(kvleaf_cache *cache)
     if (--cache->references > 0)
         return;
     kvleaf_device *device = cache->device;
-    for (int32_t i = 0; i < cache->num_groups; i++)
-        release_group(cache, &cache->groups[i]);
     kvl_tail_destroy(&cache->tail);
+    for (int32_t i = 0; i < cache->num_groups; i++)
+        release_group(device, &cache->groups[i]);
     kvleaf_blocks_destroy(&cache->blocks);
     kvl_free(&device->allocator, cache->groups);
     kvl_free(&device->allocator, cache->layers);

@@ -109,6 +109,12 @@ kvleaf_status kvl_chain_write_now(kvl_chain *chain, cl_mem buffer, size_t offset
     return KVLEAF_OK;
 }
 
+kvleaf_status kvl_chain_mark(kvl_chain *chain, cl_event *out)
+{
+    cl_int error = chain->device->cl->EnqueueMarkerWithWaitList(chain->queue, chain->num_wait, chain->wait_list, out);
+    return error ? kvl_fail_opencl("clEnqueueMarkerWithWaitList", error) : KVLEAF_OK;
+}
+
 kvleaf_status kvl_chain_end(kvl_chain *chain, kvleaf_status status)
 {
     const kvleaf_opencl *cl = chain->device->cl;

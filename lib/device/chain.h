@@ -32,10 +32,13 @@ kvleaf_status kvl_chain_kernel(kvl_chain *chain, cl_kernel kernel, cl_uint dimen
 kvleaf_status kvl_chain_write(kvl_chain *chain, cl_mem buffer, size_t offset, size_t size, const void *data,
                               cl_event *done);
 
-/* A read; `wait`: blocks until it and all before it are done, otherwise `data` must stay until the chain is done. */
+/* A read; `wait`: blocks until it and all before it are done, otherwise `data` must stay until then. */
 kvleaf_status kvl_chain_read(kvl_chain *chain, cl_mem buffer, size_t offset, size_t size, void *data, bool wait);
 /* A write that blocks. */
 kvleaf_status kvl_chain_write_now(kvl_chain *chain, cl_mem buffer, size_t offset, size_t size, const void *data);
+
+/* Gives an event that stands for all commands so far; the caller releases it. */
+kvleaf_status kvl_chain_mark(kvl_chain *chain, cl_event *out);
 
 /* Ends the chain, also after a failure: gives the event if that is still owed (a marker), releases what was kept.
  * Returns `status`, or the marker's failure where status was OK. */

@@ -36,8 +36,6 @@ const kvleaf_opencl *kvleaf_opencl_loader(void)
         .EnqueueReadBuffer = clEnqueueReadBuffer,
         .EnqueueWriteBuffer = clEnqueueWriteBuffer,
         .EnqueueFillBuffer = clEnqueueFillBuffer,
-        .EnqueueMapBuffer = clEnqueueMapBuffer,
-        .EnqueueUnmapMemObject = clEnqueueUnmapMemObject,
         .EnqueueMarkerWithWaitList = clEnqueueMarkerWithWaitList,
         .RetainEvent = clRetainEvent,
         .ReleaseEvent = clReleaseEvent,

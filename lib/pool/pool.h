@@ -48,14 +48,13 @@ kvleaf_status kvl_pool_copier_chain(kvl_pool_copier *copier, const kvl_pool_copi
  * enqueued keep it. */
 kvleaf_status kvl_pool_pairs(kvleaf_device *device, const kvleaf_block_copy *pairs, int32_t count, cl_mem *out);
 
-/* Memory of the host, pinned where the driver does that, for blocks of a pool that are put aside. */
+/* Memory of the host, pinned where the driver does that, for blocks of a pool that are put aside. Destroying it waits
+ * for the copies that are still in flight. */
 typedef struct kvl_host_pool kvl_host_pool;
 kvleaf_status kvl_host_pool_create(const kvleaf_pool *like, int32_t num_blocks, kvl_host_pool **out);
-/* Does not wait for what still reads or writes it, if that is on `queue` or before `after` (may be NULL). `queue` NULL:
- * nothing does. */
-void kvl_host_pool_destroy(kvl_host_pool **host, cl_command_queue queue, cl_event after);
+void kvl_host_pool_destroy(kvl_host_pool **host);
 /* Moves those of the blocks that are of the group, out to host memory or back, all layers. Nothing is waited for. */
-kvleaf_status kvl_host_pool_copy(const kvl_host_pool *host, const kvleaf_pool *pool, int32_t group,
+kvleaf_status kvl_host_pool_copy(kvl_host_pool *host, const kvleaf_pool *pool, int32_t group,
                                  const kvleaf_swap_copy *copies, int32_t count, bool out, kvl_chain *chain);
 
 /* Tokens of a block table, and their bytes in host memory in the order [layer][K, V][token][KV head][dim], of the
