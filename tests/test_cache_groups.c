@@ -157,10 +157,8 @@ static void test_two_open_plans(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_groups_of_layers),
-        cmocka_unit_test(test_steps),
-        cmocka_unit_test(test_windows_alone),
-        cmocka_unit_test(test_gather),
+        cmocka_unit_test(test_groups_of_layers), cmocka_unit_test(test_steps),
+        cmocka_unit_test(test_windows_alone),    cmocka_unit_test(test_gather),
         cmocka_unit_test(test_two_open_plans),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
