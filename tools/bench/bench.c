@@ -59,6 +59,8 @@ static void print_json(const bench_rig *rig, const bench_config *config, const b
     cJSON_AddStringToObject(row, "variant", result->variant);
     cJSON_AddNumberToObject(row, "batch", config->batch);
     cJSON_AddNumberToObject(row, "context", config->context);
+    if (config->ragged)
+        cJSON_AddBoolToObject(row, "ragged", true);
     cJSON_AddNumberToObject(row, "q_len", config->q_len);
     cJSON_AddNumberToObject(row, "heads", config->shape.heads);
     cJSON_AddNumberToObject(row, "kv_heads", config->shape.kv_heads);
@@ -101,9 +103,9 @@ static void print_row(const bench_config *config, const bench_result *result)
     }
     snprintf(heads, sizeof(heads), "%d/%d %d %d", config->shape.heads, config->shape.kv_heads, config->shape.head_dim,
              config->shape.block_size);
-    printf("%-7s %5d %7d %6d  %-14s %-10s %10.1f %10.1f %5d  %6.1f %6.1f", bench_names[config->kind], config->batch,
-           config->context, config->q_len, heads, result->layout, result->median_us, result->best_us, result->runs,
-           reached, limit);
+    printf("%-7s %5d %7d %6d  %-14s %-10s %10.1f %10.1f %5d  %6.1f %6.1f",
+           config->ragged ? "ragged" : bench_names[config->kind], config->batch, config->context, config->q_len, heads,
+           result->layout, result->median_us, result->best_us, result->runs, reached, limit);
     if (limits->table_read_gb_per_s > 0)
         printf(" %6.1f", limits->table_read_gb_per_s);
     else
@@ -233,6 +235,8 @@ int main(int argc, char **argv)
         {"batch", "N", "sequences; without batch, context and q-len a list is run", CLI_INT, &config.batch, 0, 4096,
          NULL},
         {"context", "N", "keys of a sequence, new ones included", CLI_INT, &config.context, 0, 1 << 24, NULL},
+        {"ragged", NULL, "decode: log-normal lengths with --context as their mean", CLI_FLAG, &config.ragged, 0, 0,
+         NULL},
         {"q-len", "N", "query rows (append: new tokens) of a sequence", CLI_INT, &config.q_len, 0, 1 << 20, NULL},
         {"shared-prefix", "N", "decode: leading tokens that all sequences share; with and without sharing", CLI_INT,
          &config.shared_prefix, 0, 1 << 24, NULL},
@@ -268,6 +272,10 @@ int main(int argc, char **argv)
     config.kind = parse_kind(&program);
     if (config.kind == BENCH_APPEND && config.shape.block_size == 0)
         cli_usage(&program, "--block-size is 0, append needs blocks");
+    if (config.ragged && config.kind != BENCH_DECODE)
+        cli_usage(&program, "--ragged is for decode");
+    if (config.ragged && config.shared_prefix)
+        cli_usage(&program, "--ragged and --shared-prefix exclude each other");
     if (config.kind >= BENCH_BLOCKS && config.shape.block_size == 0)
         cli_usage(&program, "--block-size is 0, %s needs blocks", bench_names[config.kind]);
     if (config.shared_prefix && (config.kind != BENCH_DECODE || config.shape.block_size == 0))

@@ -21,7 +21,8 @@ typedef enum bench_kind {
 typedef struct bench_config {
     bench_kind kind;
     int batch;
-    int context; /* keys of a sequence, those of its query rows included */
+    int context; /* keys of a sequence, those of its query rows included; their mean where ragged */
+    bool ragged; /* decode: log-normal lengths */
     int q_len;
     int shared_prefix; /* decode: leading tokens that all sequences have in the same blocks */
     kvleaf_sharing sharing;

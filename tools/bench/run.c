@@ -19,8 +19,12 @@ typedef struct workload {
     const bench_rig *rig;
     const bench_config *config;
     int total_q, num_blocks, columns, sets;
+    int longest;     /* keys of a sequence */
+    int64_t total_k; /* keys of all */
     kvleaf_layout layout;
-    int32_t *cu_q, *cu_k, *lens, *table;
+    int32_t *cu_q, *cu_k, *lens;
+    int32_t *order; /* [num_blocks] every block once */
+    int32_t *table; /* [batch, columns] */
     kvleaf_family *families;
     kvleaf_pool *pool; /* a layer a set */
     kvleaf_attention *attention;
@@ -124,47 +128,76 @@ static int fill_sets(workload *work)
     return CLI_OK;
 }
 
-/* Gives each sequence blocks of its own in a random order, but for those of a shared prefix. */
-static bool make_table(workload *work, int shared)
+static uint64_t draw(uint64_t *state)
 {
-    int32_t *order = calloc((size_t)work->num_blocks, sizeof(*order));
-    uint64_t state = work->config->seed;
-    int next = shared;
-    for (int i = 0; order && i < work->num_blocks; i++) {
-        state = state * 6364136223846793005u + 1442695040888963407u;
-        int other = (int)((state >> 33) % (uint64_t)(i + 1));
-        order[i] = order[other];
-        order[other] = i;
+    *state = *state * 6364136223846793005u + 1442695040888963407u;
+    return *state >> 33;
+}
+
+/* A log-normal length of that mean, by Box and Muller's transform; at most eight times the mean. */
+static int ragged_length(int mean, uint64_t *state)
+{
+    const double sigma = 0.8, turn = 6.283185307179586, scale = 1.0 / 2147483648.0;
+    double radius = ((double)draw(state) + 1) * scale, angle = (double)draw(state) * scale;
+    double normal = sqrt(-2 * log(radius)) * cos(turn * angle);
+    double length = mean * exp(sigma * normal - sigma * sigma / 2);
+    return (int)fmin(fmax(length, 1), 8.0 * mean);
+}
+
+/* Lengths, and how many blocks and columns of the table they take. */
+static void make_lengths(workload *work, int shared, uint64_t *state)
+{
+    const bench_config *config = work->config;
+    int block = block_tokens(work);
+    work->num_blocks = shared;
+    for (int i = 0; i < config->batch; i++) {
+        int length = config->ragged ? ragged_length(config->context, state) : config->context;
+        work->lens[i] = length;
+        work->longest = length > work->longest ? length : work->longest;
+        work->total_k += length;
+        work->num_blocks += (length + block - 1) / block - shared;
+        work->cu_q[i + 1] = work->cu_q[i] + config->q_len;
+        work->cu_k[i + 1] = work->cu_k[i] + length;
+        work->families[i] = config->kind == BENCH_DECODE ? KVLEAF_FAMILY_DECODE : KVLEAF_FAMILY_PREFILL;
     }
-    for (int i = 0; order && i < work->config->batch * work->columns; i++) {
+    work->columns = (work->longest + block - 1) / block;
+    work->total_q = config->batch * config->q_len;
+}
+
+/* Gives each sequence blocks of its own in a random order, but for those of a shared prefix; -1 where it has none. */
+static void make_table(workload *work, int shared, uint64_t *state)
+{
+    int block = block_tokens(work), next = shared;
+    for (int i = 0; i < work->num_blocks; i++) {
+        int other = (int)(draw(state) % (uint64_t)(i + 1));
+        work->order[i] = work->order[other];
+        work->order[other] = i;
+    }
+    for (int i = 0; i < work->config->batch * work->columns; i++) {
         int column = i % work->columns;
-        work->table[i] = column < shared ? order[column] : order[next++];
+        bool there = column * block < work->lens[i / work->columns];
+        work->table[i] = column < shared ? work->order[column] : there ? work->order[next++] : -1;
     }
-    free(order);
-    return order;
 }
 
 static bool make_batch(workload *work)
 {
-    const bench_config *config = work->config;
-    int batch = config->batch, block = block_tokens(work), shared = config->shared_prefix / block;
-    work->columns = (config->context + block - 1) / block;
-    work->num_blocks = shared + (work->columns - shared) * batch;
-    work->total_q = batch * config->q_len;
-    work->cu_q = calloc((size_t)batch + 1, sizeof(int32_t));
-    work->cu_k = calloc((size_t)batch + 1, sizeof(int32_t));
-    work->lens = calloc((size_t)batch, sizeof(int32_t));
-    work->families = calloc((size_t)batch, sizeof(kvleaf_family));
-    work->table = calloc((size_t)work->columns * (size_t)batch, sizeof(int32_t));
-    if (!work->cu_q || !work->cu_k || !work->lens || !work->families || !work->table)
+    unsigned batch = (unsigned)work->config->batch;
+    int shared = work->config->shared_prefix / block_tokens(work);
+    uint64_t state = work->config->seed;
+    work->cu_q = calloc(batch + 1u, sizeof(int32_t));
+    work->cu_k = calloc(batch + 1u, sizeof(int32_t));
+    work->lens = calloc(batch, sizeof(int32_t));
+    work->families = calloc(batch, sizeof(kvleaf_family));
+    if (!work->cu_q || !work->cu_k || !work->lens || !work->families)
         return false;
-    for (int i = 0; i < batch; i++) {
-        work->cu_q[i + 1] = work->cu_q[i] + config->q_len;
-        work->cu_k[i + 1] = work->cu_k[i] + config->context;
-        work->lens[i] = config->context;
-        work->families[i] = config->kind == BENCH_DECODE ? KVLEAF_FAMILY_DECODE : KVLEAF_FAMILY_PREFILL;
-    }
-    return make_table(work, shared);
+    make_lengths(work, shared, &state);
+    work->order = calloc((unsigned)work->num_blocks, sizeof(int32_t));
+    work->table = calloc((size_t)batch * (unsigned)work->columns, sizeof(int32_t));
+    if (!work->order || !work->table)
+        return false;
+    make_table(work, shared, &state);
+    return true;
 }
 
 static int make_tensors(workload *work)
@@ -183,7 +216,7 @@ static int make_tensors(workload *work)
     work->k_new = clCreateBuffer(context, CL_MEM_READ_WRITE, new_elements * size, NULL, &error[3]);
     work->v_new = clCreateBuffer(context, CL_MEM_READ_WRITE, new_elements * size, NULL, &error[4]);
     work->device_table =
-        clCreateBuffer(context, CL_MEM_READ_ONLY | CL_MEM_COPY_HOST_PTR, table_bytes, work->table, &error[5]);
+        clCreateBuffer(context, CL_MEM_READ_ONLY | CL_MEM_COPY_HOST_PTR, table_bytes, work->order, &error[5]);
     for (int i = 0; i < 6; i++) {
         if (error[i] != CL_SUCCESS)
             return fail_cl("making a buffer", error[i]);
@@ -211,12 +244,9 @@ static int make_attention(workload *work)
                                       .block_size = shape->block_size,
                                       .max_seqs = config->batch,
                                       .max_tokens = work->total_q,
-                                      .max_context = config->context,
+                                      .max_context = work->longest,
                                       .sharing = config->sharing};
-    if (config->kind == BENCH_DECODE)
-        params.max_decode_keys = (int64_t)work->total_q * config->context;
-    else
-        params.max_decode_keys = config->context;
+    params.max_decode_keys = config->kind == BENCH_DECODE ? work->total_k * config->q_len : work->longest;
     if (kvleaf_attention_create(work->rig->device, &params, &work->attention) != KVLEAF_OK)
         return cli_fail(work->rig->program, "no attention object");
     kvleaf_batch batch = {.struct_size = sizeof(batch),
@@ -267,7 +297,7 @@ static reference_seq seq_of(const workload *work, int index)
     reference_seq seq = {.table = work->table + (size_t)index * (size_t)work->columns,
                          .first = work->cu_k[index],
                          .q_len = work->config->q_len,
-                         .kv_len = work->config->context,
+                         .kv_len = work->lens[index],
                          .causal = true};
     return seq;
 }
@@ -399,7 +429,7 @@ static void count_work(const workload *work, bench_result *result)
     for (int row = 0; row < config->q_len; row++)
         seen += fmax(0, row + 1 + config->context - config->q_len);
     result->flops = 4.0 * config->batch * seen * shape->heads * shape->head_dim;
-    double own = config->context - config->shared_prefix, keys = config->shared_prefix + config->batch * own;
+    double keys = (double)work->total_k - (config->batch - 1.0) * config->shared_prefix;
     result->bytes = config->kind == BENCH_APPEND ? work->total_q * token * (kv_size + q_size) : keys * token * kv_size;
 }
 
@@ -415,6 +445,7 @@ static void destroy(workload *work)
     free(work->cu_q);
     free(work->cu_k);
     free(work->lens);
+    free(work->order);
     free(work->table);
     free(work->families);
 }
