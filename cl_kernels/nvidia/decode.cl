@@ -3,7 +3,8 @@
 /* Paged decode for NVIDIA GPUs from compute capability 9.0: one launch, tensor cores, bulk copies. Seen on H200.
  *
  * A task is a run of up to run_splits consecutive 256-key splits of one (row, KV head). A work-group is eight streaming
- * warps and a ninth that takes tasks from a counter and publishes each with its block ids, one ahead. A streaming
+ * warps and a ninth that takes tasks from a counter and publishes each with its block ids, one ahead. (Three more make
+ * its warpgroup whole, which gives its registers to the others.) A streaming
  * warp works two 16-key units of every split on its own: a ring of bulk copies brings them, and runs on from task to
  * task. K is the matrix product's A operand (16 keys), the query heads of the group are its columns; V transposed on
  * load is A again.
@@ -22,6 +23,7 @@ inline void load_queries(uint q[QUERY_PARTS][COLUMNS][2 * STEPS], __global const
                          const task *t, uint lane)
 {
     uint head = lane >> 2, pair = lane & 3u;
+#pragma unroll
     for (int column = 0; column < COLUMNS; column++) {
         uint within = column * 8 + head;
         long row = view.s0 + t->q_token * view.s1 + ((long)t->kv_head * GROUP + min(within, (uint)GROUP - 1)) * view.s2;
@@ -122,7 +124,7 @@ typedef struct consumer {
     uint ring, barriers; /* of this warp */
     uint stage, phase;
     uint buffer;         /* of warp outputs */
-    const bytes_view *kv;
+    const sides *kv;
     const tables *all;
 } consumer;
 
@@ -130,7 +132,7 @@ typedef struct consumer {
 inline uint next_item(const consumer *c)
 {
     barrier_wait(c->barriers + 8 * c->stage, c->phase);
-    return c->ring + c->stage * UNIT_BYTES;
+    return c->ring + c->stage * ITEM_BYTES;
 }
 
 /* Gives the item's stage back and lets the stream use it. */
@@ -155,23 +157,28 @@ inline void multiply_keys(scores *x, uint queries[QUERY_PARTS][COLUMNS][2 * STEP
 {
     uint row_at = (c->lane & 7u) * 128 + ((c->lane >> 3) & 1u) * EIGHT_BYTES;
 #pragma unroll
-    for (int unit = 0; unit < UNITS; unit++) {
+    for (int first = 0; first < UNITS; first += ITEM_UNITS) {
         uint item = next_item(c);
 #pragma unroll
-        for (int column = 0; column < COLUMNS; column++)
-#pragma unroll
-            for (int i = 0; i < 4; i++)
-                x->x[unit][column][i] = 0.0f;
-#pragma unroll
-        for (int i = 0; i < STEPS; i++) {
-            uint a[4];
-            load_matrices(a, row_address(item, row_at, i, c->lane >> 4, c->lane));
+        for (int unit = 0; unit < ITEM_UNITS; unit++)
 #pragma unroll
             for (int column = 0; column < COLUMNS; column++)
 #pragma unroll
-                for (int part = 0; part < QUERY_PARTS; part++)
-                    multiply_add(x->x[unit][column], a, queries[part][column][2 * i], queries[part][column][2 * i + 1]);
-        }
+                for (int i = 0; i < 4; i++)
+                    x->x[first + unit][column][i] = 0.0f;
+#pragma unroll
+        for (int i = 0; i < STEPS; i++)
+#pragma unroll
+            for (int unit = 0; unit < ITEM_UNITS; unit++) {
+                uint a[4];
+                load_matrices(a, row_address(item + unit * UNIT_BYTES, row_at, i, c->lane >> 4, c->lane));
+#pragma unroll
+                for (int column = 0; column < COLUMNS; column++)
+#pragma unroll
+                    for (int part = 0; part < QUERY_PARTS; part++)
+                        multiply_add(x->x[first + unit][column], a, queries[part][column][2 * i],
+                                     queries[part][column][2 * i + 1]);
+            }
         item_done(c, s);
     }
 }
@@ -187,31 +194,83 @@ inline void multiply_values(float o[COLUMNS][4 * STEPS], const scores *x, int fi
         for (int i = 0; i < 4 * STEPS; i++)
             o[column][i] = 0.0f;
 #pragma unroll
-    for (int unit = 0; unit < UNITS; unit++) {
-        int key = first_key + unit * UNIT + 2 * (int)(c->lane & 3u);
-        uint keep0 = (key < visible ? 0xffffu : 0u) | (key + 1 < visible ? 0xffff0000u : 0u);
-        uint keep1 = (key + 8 < visible ? 0xffffu : 0u) | (key + 9 < visible ? 0xffff0000u : 0u);
+    for (int first = 0; first < UNITS; first += ITEM_UNITS) {
         uint item = next_item(c);
 #pragma unroll
-        for (int i = 0; i < STEPS; i++) {
-            uint a[4];
-            load_matrices_transposed(a, row_address(item, row_at, i, (c->lane >> 3) & 1u, c->lane));
-            a[0] &= keep0;
-            a[1] &= keep0;
-            a[2] &= keep1;
-            a[3] &= keep1;
+        for (int i = 0; i < STEPS; i++)
 #pragma unroll
-            for (int column = 0; column < COLUMNS; column++)
-                multiply_add(o[column] + 4 * i, a, x->p[unit][column][0], x->p[unit][column][1]);
-        }
+            for (int unit = 0; unit < ITEM_UNITS; unit++) {
+                int key = first_key + (first + unit) * UNIT + 2 * (int)(c->lane & 3u);
+                uint keep0 = (key < visible ? 0xffffu : 0u) | (key + 1 < visible ? 0xffff0000u : 0u);
+                uint keep1 = (key + 8 < visible ? 0xffffu : 0u) | (key + 9 < visible ? 0xffff0000u : 0u);
+                uint a[4];
+                load_matrices_transposed(a, row_address(item + unit * UNIT_BYTES, row_at, i, (c->lane >> 3) & 1u,
+                                                        c->lane));
+                a[0] &= keep0;
+                a[1] &= keep0;
+                a[2] &= keep1;
+                a[3] &= keep1;
+#pragma unroll
+                for (int column = 0; column < COLUMNS; column++)
+                    multiply_add(o[column] + 4 * i, a, x->p[first + unit][column][0], x->p[first + unit][column][1]);
+            }
         item_done(c, s);
+    }
+}
+
+/* A run that shares its row with others, on its way from its partial to the row. The work-group that counts last has
+ * the row. Each step waits for a barrier that the splits after it need anyway. */
+enum { NOT_PENDING, STORED, COUNTED };
+
+typedef struct pending {
+    int stage;
+    task of;
+    uint before; /* thread 0: runs counted before this one */
+    __global float *partials;
+    __global int *counts; /* of rows and KV heads */
+    int num_heads, kv_heads;
+    const outputs *to;
+} pending;
+
+inline void before_barrier(const pending *p, uint base)
+{
+    if (p->stage == COUNTED && get_local_id(0) == 0)
+        store_local_uint(base + AT_FLAG, p->before);
+}
+
+inline void after_barrier(pending *p, uint base, const place *at)
+{
+    if (p->stage == STORED) {
+        if (get_local_id(0) == 0) {
+            __global int *count = p->counts + p->of.row * p->kv_heads + p->of.kv_head;
+            p->before = atomic_count(count);
+            if (p->before == (uint)p->of.runs - 1)
+                *count = 0;
+        }
+        p->stage = COUNTED;
+    } else if (p->stage == COUNTED) {
+        p->stage = NOT_PENDING;
+        if (load_local_uint(base + AT_FLAG) == (uint)p->of.runs - 1) {
+            folded row;
+            merge_runs(&row, p->partials, &p->of, at, p->num_heads);
+            write_row(&row, p->to, &p->of, at);
+        }
+    }
+}
+
+/* Brings a pending run to its end now. */
+inline void drain(pending *p, uint base, const place *at)
+{
+    while (p->stage != NOT_PENDING) {
+        before_barrier(p, base);
+        STREAMING_BARRIER;
+        after_barrier(p, base, at);
     }
 }
 
 /* One split of the task: this thread's outputs of it, all warps combined. */
 inline void work_split(folded *sum, uint queries[QUERY_PARTS][COLUMNS][2 * STEPS], const task *t, int split,
-                       float scale_log2,
-                       const place *at, consumer *c, stream *s)
+                       float scale_log2, const place *at, consumer *c, stream *s, pending *p)
 {
     scores x;
     float o[COLUMNS][4 * STEPS];
@@ -223,33 +282,24 @@ inline void work_split(folded *sum, uint queries[QUERY_PARTS][COLUMNS][2 * STEPS
     if (BUFFERS == 1)
         STREAMING_BARRIER;
     store_warp(&x, o, output, sums, c->warp, c->lane);
+    before_barrier(p, c->base);
     STREAMING_BARRIER;
+    after_barrier(p, c->base, at);
     c->buffer = (c->buffer + 1) % BUFFERS;
     combine_warps(sum, output, sums, at);
 }
 
-/* Leaves the run's partial where the row has more than one. The work-group that counts last then has the whole row in
- * *sum: true. */
-inline bool finish_run(folded *sum, __global float *partials, __global int *counter, const task *t, const place *at,
-                       int4 shape,
-                       uint base)
+/* The end of a task: its row, or its partial. */
+inline void finish_task(const folded *sum, const task *t, pending *p, uint base, const place *at)
 {
-    if (t->runs == 1)
-        return true;
-    __global int *count = counter + 2 + t->row * shape.s1 + t->kv_head;
-    store_run(sum, partials, t, at, shape.s0);
-    STREAMING_BARRIER;
-    if (get_local_id(0) == 0) {
-        uint before = atomic_count(count);
-        if (before == (uint)t->runs - 1)
-            *count = 0;
-        store_local_uint(base + AT_FLAG, before);
+    if (t->runs == 1) {
+        write_row(sum, p->to, t, at);
+        return;
     }
-    STREAMING_BARRIER;
-    if (load_local_uint(base + AT_FLAG) != (uint)t->runs - 1)
-        return false;
-    merge_runs(sum, partials, t, at, shape.s0);
-    return true;
+    drain(p, base, at);
+    store_run(sum, p->partials, t, at, p->num_heads);
+    p->of = *t;
+    p->stage = STORED;
 }
 
 /* Takes the work-group's first task and starts its copies; every warp waits for the others before it may need a
@@ -258,7 +308,7 @@ inline void start_stream(stream *s, consumer *c)
 {
     s->item = s->stage = s->taken = 0;
     take(&s->now, c->all, (uint)get_group_id(0));
-    s->items = (uint)(s->now.end_split - s->now.first_split) * (2 * UNITS);
+    s->items = (uint)(s->now.end_split - s->now.first_split) * ITEMS;
     uint unit = c->lane / UNITS * (SPLIT / UNIT) + c->warp * UNITS + c->lane % UNITS;
     for (int part = 0; part < IDS_PER_UNIT; part++)
         s->ids[part] = (uint)unit_block(&s->now, c->all, (int)unit, part);
@@ -268,32 +318,37 @@ inline void start_stream(stream *s, consumer *c)
         barrier_init_fence();
     }
     warp_sync();
-    for (int i = 0; i < STAGES - 1; i++) /* none of these ends the task, which has 2 * UNITS items or more */
+    const int sure = min(STAGES - 1, ITEMS - 1); /* copies that no task is too short for */
+    for (int i = 0; i < sure; i++)
         advance(s, c->kv, c->all, c->base, c->warp, c->lane);
     EVERYBODY_BARRIER;
-    advance(s, c->kv, c->all, c->base, c->warp, c->lane);
+    for (int i = sure; i < STAGES; i++)
+        advance(s, c->kv, c->all, c->base, c->warp, c->lane);
 }
 
 __attribute__((reqd_work_group_size(THREADS, 1, 1))) __kernel void
 kvl_decode(__global const Q_ELEM *q, long4 q_view, __global const KV_ELEM *k, long4 k_view, __global const KV_ELEM *v,
            long4 v_view, __global const int *table, __global const int *meta, __global float *partials,
            __global int *counter, int4 shape, int4 work, float scale_log2, __global OUT_ELEM *out, long4 out_view,
-           __global float *lse, long4 lse_view, int run_splits)
+           __global float *lse, long4 lse_view, int2 runs, int4 first_row)
 {
     __local uchar memory[48000] __attribute__((aligned(1024)));
     asm volatile("//KVL-LOCAL %0;" ::"n"(LOCAL_BYTES_NEEDED));
     uint base = local_address(memory), thread = (uint)get_local_id(0), groups = (uint)get_num_groups(0);
     uint warp = warp_broadcast(thread >> 5, 0);
-    const tables all = {table, meta + work.s1, work.s2 * shape.s1, shape.s1, run_splits};
-    const bytes_view kv[2] = {in_bytes((ulong)k, k_view), in_bytes((ulong)v, v_view)};
+    const tables all = {table, meta + work.s1, work.s2 * shape.s1, shape.s1, runs.s0, runs.s1, first_row};
+    const sides kv = {in_bytes((ulong)k, k_view), in_bytes((ulong)v, v_view)};
     const outputs to = {out, out_view, lse, lse_view};
     init_task_barriers(base, thread);
-    if (warp == WARPS) {
+    if (warp >= WARPS) {
+        asm volatile("//KVL setmaxnreg.dec.sync.aligned.u32 40;");
         EVERYBODY_BARRIER;
-        publish_tasks(&all, counter, base, thread & 31u);
+        if (warp == WARPS)
+            publish_tasks(&all, counter, base, thread & 31u);
     } else {
-        consumer c = {.base = base, .warp = warp, .lane = thread & 31u, .ring = base + warp * (STAGES * UNIT_BYTES),
-                      .barriers = base + AT_RING_BARRIERS + warp * (STAGES * 8), .kv = kv, .all = &all};
+        asm volatile("//KVL setmaxnreg.inc.sync.aligned.u32 232;");
+        consumer c = {.base = base, .warp = warp, .lane = thread & 31u, .ring = base + warp * (STAGES * ITEM_BYTES),
+                      .barriers = base + AT_RING_BARRIERS + warp * (STAGES * 8), .kv = &kv, .all = &all};
         place at = {.head = (thread >> 4) % PAIRS * 2 + (thread & 1u), .first = thread};
         at.there = at.head < GROUP;
         stream s;
@@ -301,21 +356,24 @@ kvl_decode(__global const Q_ELEM *q, long4 q_view, __global const KV_ELEM *k, lo
         task t;
         take(&t, &all, (uint)get_group_id(0));
         uint queries[QUERY_PARTS][COLUMNS][2 * STEPS];
-        folded levels[LEVELS], sum;
+        tree levels;
+        folded sum;
         load_queries(queries, q, q_view, &t, c.lane);
-        while (t.index < (uint)all.num_tasks) {
+        pending p = {.partials = partials, .counts = counter + 2, .num_heads = shape.s0, .kv_heads = shape.s1,
+                     .to = &to};
+        for (uint n = 0; t.index < (uint)all.num_tasks; n++) {
             for (int split = t.first_split; split < t.end_split; split++) {
-                work_split(&sum, queries, &t, split, scale_log2, &at, &c, &s);
-                push(levels, LEVELS, &sum, (uint)(split - t.first_split));
+                work_split(&sum, queries, &t, split, scale_log2, &at, &c, &s, &p);
+                push(&levels, &sum, (uint)(split - t.first_split));
             }
-            task next = s.now; /* the stream is a few items ahead: fewer than a task has, so in the next one */
+            task next = take_published(base, n, c.lane);
             if (next.index < (uint)all.num_tasks)
                 load_queries(queries, q, q_view, &next, c.lane);
-            root(levels, LEVELS, &sum, (uint)(t.end_split - t.first_split));
-            if (finish_run(&sum, partials, counter, &t, &at, shape, base))
-                write_row(&sum, &to, &t, &at);
+            root(&levels, &sum, (uint)(t.end_split - t.first_split));
+            finish_task(&sum, &t, &p, base, &at);
             t = next;
         }
+        drain(&p, base, &at);
     }
     if ((uint)all.num_tasks <= groups)
         return;

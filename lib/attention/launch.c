@@ -86,10 +86,12 @@ typedef struct attend_call {
     cl_float scale_log2;
 } attend_call;
 
-/* Work-groups for a queue of tasks: one a compute unit, fewer where that shortens no one's turn. */
-static size_t queue_groups(const kvl_engine *engine, size_t tasks)
+/* Work-groups for a queue of tasks: one a compute unit, fewer where tasks of one length give no one a longer turn. */
+static size_t queue_groups(const kvl_engine *engine, size_t tasks, bool even)
 {
     size_t units = engine->device->caps.compute_units, turns = (tasks + units - 1) / units;
+    if (!even)
+        return tasks < units ? tasks : units;
     return (tasks + turns - 1) / turns;
 }
 
@@ -98,7 +100,9 @@ static kvleaf_status run_folding_decode(kvl_engine *engine, const attend_call *c
 {
     const kvl_schedule *now = &engine->now;
     size_t group = (size_t)engine->chosen[KVL_DECODE].work_group;
-    cl_int run_splits = now->run_splits;
+    const int32_t *row = now->first_row;
+    cl_int2 runs = {{now->run_splits, now->num_rows}};
+    cl_int4 first_row = {{row[0], row[1], row[2], row[3]}};
     cl_int4 work = {{now->rows_at, now->splits_at, now->num_splits, now->num_blocks}};
     const kvl_arg args[] = {KVL_ARG(call->q.memory),   KVL_ARG(call->q.view),
                             KVL_ARG(call->view->k),    KVL_ARG(call->view->k_view),
@@ -108,9 +112,10 @@ static kvleaf_status run_folding_decode(kvl_engine *engine, const attend_call *c
                             KVL_ARG(call->shape),      KVL_ARG(work),
                             KVL_ARG(call->scale_log2), KVL_ARG(call->out.memory),
                             KVL_ARG(call->out.view),   KVL_ARG(call->lse.memory),
-                            KVL_ARG(call->lse.view),   KVL_ARG(run_splits)};
+                            KVL_ARG(call->lse.view),   KVL_ARG(runs),
+                            KVL_ARG(first_row)};
     size_t tasks = (size_t)now->num_splits * (size_t)engine->params.geometry.num_kv_heads;
-    const size_t global[2] = {queue_groups(engine, tasks) * group, 1};
+    const size_t global[2] = {queue_groups(engine, tasks, now->even_runs) * group, 1};
     return launch(engine, engine->decode, args, COUNT(args), global, group, chain, last);
 }
 

@@ -184,33 +184,6 @@ void kvl_rows_order(kvl_engine *engine, int32_t num_rows)
     }
 }
 
-/* Decode items at `run` splits each. */
-static int64_t count_items(const kvl_engine *engine, int32_t num_rows, int32_t run)
-{
-    int64_t items = 0;
-    for (int32_t i = 0; i < num_rows; i++)
-        items += kvl_ceil_div(engine->rows[i].splits, run);
-    return items;
-}
-
-/* The longest run of splits that still leaves each compute unit a task: long runs write fewer partials. */
-static int32_t choose_run(const kvl_engine *engine, int32_t num_rows)
-{
-    int64_t heads = engine->params.geometry.num_kv_heads, units = engine->device->caps.compute_units;
-    int32_t run = folds(engine) ? variant_of(engine)->longest_run(&engine->params.geometry) : 1;
-    while (run > 1 && count_items(engine, num_rows, run) * heads * 32 < units * 31)
-        run /= 2;
-    return run;
-}
-
-static int32_t *put_run(int32_t *item, int32_t index, int32_t run, const int32_t *row)
-{
-    const int32_t fields[RUN_INTS] = {
-        index, run, row[ROW_Q_TOKEN], row[ROW_VISIBLE], row[ROW_TABLE], row[ROW_PARTIAL], row[ROW_FIRST], 0};
-    memcpy(item, fields, sizeof fields);
-    return item + RUN_INTS;
-}
-
 static int32_t *put_split(int32_t *item, int32_t index, int32_t split, int32_t rows, int32_t kv_head, int32_t kv_heads)
 {
     const int32_t fields[SPLIT_INTS] = {index, split, rows, kv_head, kv_heads};
@@ -240,19 +213,16 @@ static int32_t *put_shared(const kvl_engine *engine, int32_t *item, int32_t inde
     return item;
 }
 
-static int32_t *write_items(const kvl_engine *engine, const kvl_schedule *at, const int32_t *meta, int32_t *item)
+static int32_t *write_items(const kvl_engine *engine, const kvl_schedule *at, int32_t *item)
 {
     int32_t heads = engine->params.geometry.num_kv_heads;
     for (int32_t i = 0; i < at->num_rows; i++) {
         const kvl_row *row = &engine->rows[engine->row_order[i]];
-        int32_t pieces = (int32_t)kvl_ceil_div(row->splits, at->run_splits);
-        for (int32_t s = i ? engine->shared[i - 1] : 0; s < pieces; s++) { /* those before are the row's before */
+        for (int32_t s = i ? engine->shared[i - 1] : 0; s < row->splits; s++) { /* those before are the row's before */
             int32_t count = 1;
             while (i + count < at->num_rows && engine->shared[i + count - 1] > s)
                 count++;
-            if (folds(engine))
-                item = put_run(item, i, s, meta + at->rows_at + i * ROW_INTS);
-            else if (count > 1)
+            if (count > 1)
                 item = put_shared(engine, item, i, s, count);
             else
                 item = put_split(item, i, s, 1, 0, heads);
@@ -264,7 +234,9 @@ static int32_t *write_items(const kvl_engine *engine, const kvl_schedule *at, co
 void kvl_rows_write(const kvl_engine *engine, const kvl_step *step, int32_t *meta, kvl_schedule *at, int32_t *resolve)
 {
     int32_t *at_row = meta + at->rows_at, partial = 0;
-    at->run_splits = choose_run(engine, at->num_rows);
+    at->run_splits = 1;
+    if (folds(engine))
+        kvl_runs_choose(engine, at);
     for (int32_t i = 0; i < at->num_rows; i++, at_row += ROW_INTS) {
         const kvl_row *row = &engine->rows[engine->row_order[i]];
         const int32_t fields[ROW_INTS] = {row->q_token, row->end, row->table, partial, row->first};
@@ -277,7 +249,12 @@ void kvl_rows_write(const kvl_engine *engine, const kvl_step *step, int32_t *met
         if (engine->params.geometry.window)
             resolve = kvl_put_resolve(resolve, target + ROW_FIRST, row->seq, kv_len - row->first);
     }
+    if (at->num_rows)
+        memcpy(at->first_row, meta + at->rows_at, sizeof at->first_row);
     int32_t *items = meta + at->splits_at;
-    at->num_splits = (int32_t)((write_items(engine, at, meta, items) - items) / kvl_rows_item_ints(engine));
+    if (folds(engine))
+        kvl_runs_write(engine, meta, at);
+    else
+        at->num_splits = (int32_t)((write_items(engine, at, items) - items) / SPLIT_INTS);
     at->used = at->splits_at + at->num_splits * kvl_rows_item_ints(engine);
 }

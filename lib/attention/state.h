@@ -2,9 +2,12 @@
 #ifndef KVL_ATTENTION_STATE_H
 #define KVL_ATTENTION_STATE_H
 
-/* The engine's insides, shared by engine.c, schedule.c, rows.c, tensors.c and launch.c. */
+/* The engine's insides, shared by engine.c, schedule.c, rows.c, runs.c, tensors.c and launch.c. */
 
 #include "attention/engine.h"
+
+/* A run is a power of two of splits. */
+enum { KVL_RUN_LEVELS = 5, KVL_LONGEST_RUN = 1 << (KVL_RUN_LEVELS - 1) };
 
 /* Where the submitted step's sections lie in the plan's int array, and how long they are. */
 typedef struct kvl_schedule {
@@ -14,9 +17,12 @@ typedef struct kvl_schedule {
     int32_t num_rows, num_splits, num_entries, num_items, num_claims, num_seqs, num_resolve;
     int32_t total_q, total_k, num_blocks;
     int32_t run_splits; /* splits of a decode item: 1, or more where the variant folds them itself */
-    int32_t used;       /* ints */
-    cl_mem table;       /* external, or NULL: the section at table_at */
-    bool ready;         /* a step is submitted */
+    int32_t first_run[KVL_LONGEST_RUN + 1]; /* of those of each length, the longest first */
+    bool even_runs;                         /* all are of one length */
+    int32_t first_row[4]; /* of the decode family, as plan.h has it; a step of one row brings it as an argument */
+    int32_t used;         /* ints */
+    cl_mem table;         /* external, or NULL: the section at table_at */
+    bool ready;           /* a step is submitted */
 } kvl_schedule;
 
 /* How many of each a step may have. */
@@ -91,6 +97,11 @@ bool kvl_rows_collect(kvl_engine *engine, const kvl_step *step, kvl_schedule *at
 void kvl_rows_order(kvl_engine *engine, int32_t num_rows);
 /* Writes rows, pieces and, at `resolve`, the rows' records. */
 void kvl_rows_write(const kvl_engine *engine, const kvl_step *step, int32_t *meta, kvl_schedule *at, int32_t *resolve);
+
+/* For a variant with `longest_run`: sets how long a run of the step is and how many there are. */
+void kvl_runs_choose(const kvl_engine *engine, kvl_schedule *at);
+/* Writes the runs; their rows are written already. */
+void kvl_runs_write(const kvl_engine *engine, int32_t *meta, const kvl_schedule *at);
 
 /* A tensor as a kernel takes it. */
 typedef struct kvl_bound {

@@ -103,7 +103,23 @@ static int32_t hopper_run(const kvl_geometry *geometry)
         pairs *= 2;
     int64_t padded = kvl_ceil_div(geometry->head_dim, SWIZZLE_DIMS) * SWIZZLE_DIMS;
     int64_t values = 2 * kvl_ceil_div(padded * pairs, 256);
-    return values <= 4 ? 16 : values <= 8 ? 4 : 1;
+    return values <= 4 ? 16 : 4;
+}
+
+/* Combining the warps of a split takes the more time the more heads there are: longer splits then. */
+static const char *needs_hopper_heads(const kvleaf_caps *caps, const kvl_geometry *geometry)
+{
+    const char *why = needs_hopper(caps, geometry);
+    if (why)
+        return why;
+    return geometry->num_heads / geometry->num_kv_heads > 8 ? NULL : "for more than 8 query heads a KV head";
+}
+
+/* The same where a split has 512 keys: a thread holds the block id of one unit, so half as many. */
+static int32_t hopper_long_run(const kvl_geometry *geometry)
+{
+    int32_t run = hopper_run(geometry);
+    return run < 8 ? run : 8;
 }
 
 /* By the query heads that a piece has room for: MOST_PIECE_HEADS in cpu/decode.cl, and its tiles of a group. */
@@ -164,11 +180,22 @@ static const kvl_variant decode_table[] = {
      .kernels = {"kvl_decode"},
      .refuses = needs_hopper,
      .fixed = FIX_ALL,
-     .work_group = 288,
-     .min_work_group = 288,
+     .work_group = 384,
+     .min_work_group = 384,
      .split_tokens = 256,
      .undocumented = true,
      .longest_run = hopper_run},
+    {.family = "decode",
+     .name = "nvidia_long",
+     .file = "nvidia/decode.cl",
+     .kernels = {"kvl_decode"},
+     .refuses = needs_hopper_heads,
+     .fixed = FIX_ALL,
+     .work_group = 384,
+     .min_work_group = 384,
+     .split_tokens = 512,
+     .undocumented = true,
+     .longest_run = hopper_long_run},
     {.family = "decode",
      .name = "cpu",
      .file = "cpu/decode.cl",
