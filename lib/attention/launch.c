@@ -39,7 +39,7 @@ static kvleaf_status launch(kvl_engine *engine, cl_kernel kernel, const kvl_arg 
 static void token_items(const kvl_chosen *chosen, int32_t tokens, int32_t heads, size_t global[2])
 {
     int32_t each = chosen->variant->item_tokens;
-    global[0] = each ? (size_t)heads : (size_t)tokens * (size_t)chosen->work_group;
+    global[0] = (size_t)(each ? heads : tokens) * (size_t)chosen->work_group;
     global[1] = each ? (size_t)kvl_ceil_div(tokens, each) : (size_t)heads;
 }
 

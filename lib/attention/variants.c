@@ -62,6 +62,17 @@ static const char *needs_dim8(const kvleaf_caps *caps, const kvl_geometry *geome
     return geometry->kv_dtype == KVLEAF_F32 ? "16-byte loads are of 16-bit elements" : NULL;
 }
 
+/* Eight dims of a token together, of 16-bit elements. */
+static const char *needs_chunks(const kvleaf_caps *caps, const kvl_geometry *geometry)
+{
+    const char *why = needs_paged(caps, geometry);
+    if (why)
+        return why;
+    if (geometry->layout != KVLEAF_LAYOUT_DIM8 && geometry->layout != KVLEAF_LAYOUT_SWIZZLE8)
+        return "16-byte stores need the dim8 or the swizzle8 layout";
+    return geometry->kv_dtype == KVLEAF_F32 ? "16-byte stores are of 16-bit elements" : NULL;
+}
+
 #define SWIZZLE_DIMS    64
 #define CPU_TILE_HEADS  6
 #define CPU_PIECE_HEADS 96
@@ -137,6 +148,14 @@ static const kvl_variant append_table[] = {
      .kernels = {"kvl_append"},
      .refuses = needs_paged,
      .work_group = 64},
+    {.family = "append",
+     .name = "portable_vector",
+     .file = "portable/append_vector.cl",
+     .kernels = {"kvl_append"},
+     .refuses = needs_chunks,
+     .fixed = KVL_FIX_HEAD_DIM | KVL_FIX_BLOCK_SIZE,
+     .work_group = 256,
+     .item_tokens = 16},
     {.family = "append",
      .name = "cpu",
      .file = "cpu/append.cl",

@@ -41,7 +41,7 @@ typedef struct kvl_variant {
     bool queued;          /* the same for items taken one by one, the heaviest first */
     bool power_heads;     /* prefill: a tile has room for the group's heads rounded up to a power of two */
     int32_t split_tokens; /* decode: keys of a split, given as -DSPLIT_TOKENS */
-    int32_t item_tokens;  /* append, gather: tokens a work-group takes; 0 = 1 */
+    int32_t item_tokens;  /* append, gather: tokens a work-group takes, given as -DITEM_TOKENS; 0 = 1 */
     int32_t tile_rows;    /* prefill: query rows times heads of a tile, given as -DTILE_ROWS */
     bool undocumented;    /* relies on driver behaviour that no document promises: PTX edited after compilation
                              (lib/device/ptx.c), local memory beyond the reported limit */
