@@ -4,7 +4,7 @@
  *
  * A work-group a compute unit, three warpgroups: the first loads (warp 0 keys and values by bulk copies, warp 1 takes
  * tiles from a counter and publishes them, warps 1 to 3 bring the queries), the other two compute 64 rows each. A
- * tile is 128 rows: row = query * PADDED_GROUP + head. Keys and values come in blocks of 128 at fixed positions, the
+ * tile is 128 rows: row = query * PADDED_GROUP + head. Keys and values come in blocks of KEYS at fixed positions, the
  * last first. The consumers run one flat loop over the blocks of all tiles: the scores of a block are in flight
  * together with the values of the block before, which may belong to the tile before.
  *
@@ -35,9 +35,7 @@ kvl_prefill(__global const Q_ELEM *q, long4 q_view, __global const KV_ELEM *k, l
             load_queries(base, q, q_view, meta, work, counter);
     } else {
         asm volatile("//KVL setmaxnreg.inc.sync.aligned.u32 232;");
-        const outputs to = {out, out_view, lse, lse_view, scale_log2,
-                            HEAD_DIM % 2 == 0 && (ulong)(out + out_view.s0) % OUT_PAIR_BYTES == 0 &&
-                                (out_view.s1 | out_view.s2) % 2 == 0};
+        const outputs to = make_outputs(out, out_view, lse, lse_view, scale_log2);
         compute_rows(base, &to);
     }
     asm volatile("bar.sync 0;" ::: "memory");

@@ -33,9 +33,8 @@ typedef struct origin {
 
 inline origin make_origin(__global const uchar *base, long4 view)
 {
-    origin from = {base, view,
-                   view.s3 == KV_DTYPE && HEAD_DIM % 8 == 0 &&
-                       (((ulong)base / 2 + (ulong)view.s0) % 8 | (ulong)view.s1 % 8 | (ulong)view.s2 % 8) == 0};
+    ulong odd = ((ulong)base / 2 + (ulong)view.s0) % 8 | (ulong)view.s1 % 8 | (ulong)view.s2 % 8 | HEAD_DIM % 8;
+    origin from = {base, view, view.s3 == KV_DTYPE && odd == 0};
     return from;
 }
 

@@ -96,14 +96,30 @@ static const char *needs_hopper(const kvleaf_caps *caps, const kvl_geometry *geo
     return geometry->device_tables ? "serves block tables that the host has checked" : NULL;
 }
 
+/* Tensor cores by documented instructions. */
+static const char *needs_mma(const kvleaf_caps *caps, const kvl_geometry *geometry)
+{
+    if (caps->nvidia_capability < 80)
+        return "for NVIDIA GPUs from compute capability 8.0";
+    if (geometry->layout != KVLEAF_LAYOUT_SWIZZLE8 && geometry->layout != KVLEAF_LAYOUT_DIM8)
+        return "reads the dim8 and the swizzle8 layout";
+    if (geometry->kv_dtype == KVLEAF_F32 || geometry->q_dtype != geometry->kv_dtype)
+        return "multiplies queries and keys of one 16-bit dtype";
+    if (geometry->head_dim > 128 || geometry->head_dim % 8)
+        return "serves head_dim up to 128, multiples of 8";
+    if (geometry->num_heads / geometry->num_kv_heads > 16)
+        return "serves up to 16 query heads a KV head";
+    if (geometry->window)
+        return "serves no sliding windows";
+    return geometry->device_tables ? "serves block tables that the host has checked" : NULL;
+}
+
 static const char *needs_wgmma(const kvleaf_caps *caps, const kvl_geometry *geometry)
 {
     const char *why = needs_hopper(caps, geometry);
     if (why)
         return why;
-    if (geometry->q_dtype != geometry->kv_dtype)
-        return "multiplies queries and keys of one dtype";
-    return geometry->head_dim > 128 ? "serves head_dim up to 128" : NULL;
+    return geometry->q_dtype != geometry->kv_dtype ? "multiplies queries and keys of one dtype" : NULL;
 }
 
 /* As many as the kernel keeps a tree for, which is by the values a thread holds: LEVELS in nvidia/decode.cl. */
@@ -247,6 +263,16 @@ static const kvl_variant prefill_table[] = {
      .windows = true,
      .work_group = 128,
      .tile_rows = 64},
+    {.family = "prefill",
+     .name = "nvidia_mma",
+     .file = "nvidia/prefill_mma.cl",
+     .kernels = {"kvl_prefill"},
+     .refuses = needs_mma,
+     .fixed = FIX_ALL,
+     .work_group = 256,
+     .min_work_group = 256,
+     .power_heads = true,
+     .tile_rows = 128},
     {.family = "prefill",
      .name = "nvidia",
      .file = "nvidia/prefill.cl",

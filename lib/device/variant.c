@@ -45,6 +45,12 @@ static bool counts_local_twice(const kvleaf_caps *caps)
     return strcmp(caps->platform_name, "rusticl") == 0 && strncmp(caps->driver_version, "22.", 3) == 0;
 }
 
+/* What NVIDIA reports for a kernel includes what the driver keeps beside the limit for itself. */
+static cl_ulong driver_local(const kvleaf_caps *caps)
+{
+    return caps->nvidia_capability >= 80 ? 1024 : 0;
+}
+
 /* Whether one built kernel keeps within the limits at this work-group size; *fits false: why not is the last error. */
 static kvleaf_status check_kernel(kvleaf_device *device, cl_program program, const kvl_variant *variant,
                                   const char *name, int32_t work_group, bool *fits)
@@ -65,7 +71,7 @@ static kvleaf_status check_kernel(kvleaf_device *device, cl_program program, con
         return kvl_fail_opencl("clGetKernelWorkGroupInfo", error);
     if (counts_local_twice(&device->caps))
         local /= 2;
-    bool local_fits = local <= device->caps.local_bytes || variant->undocumented;
+    bool local_fits = local <= device->caps.local_bytes + driver_local(&device->caps) || variant->undocumented;
     /* A program that fixes its work-group was built for it; what the driver then reports is rounded down. */
     *fits = ((size_t)work_group <= largest || variant->min_work_group == variant->work_group) && local_fits;
     if (!local_fits)
