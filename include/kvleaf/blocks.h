@@ -72,7 +72,7 @@ typedef enum kvleaf_event_type {
     KVLEAF_EVENT_CLEARED = 2     /* all left it at once */
 } kvleaf_event_type;
 
-/* A change of the prefix index, for routers that keep a copy of it. */
+/* A change of the prefix index, for routers that keep a copy of it. Each group tells of its own blocks. */
 typedef struct kvleaf_event {
     kvleaf_event_type type;
     int32_t group, block;
@@ -91,7 +91,8 @@ typedef struct kvleaf_blocks_params {
     int32_t block_size;          /* tokens a block, 1 .. 256; 0 = 16 */
     int32_t max_sequences;       /* live at once, swapped ones included; 0 = 256 */
     int32_t max_blocks_per_seq;  /* columns of a block table; 0 = the largest group's num_blocks */
-    const int32_t *free_order;   /* as kvleaf_block_group, and so are the next, window and swap_blocks */
+    const int32_t *free_order;   /* as kvleaf_block_group, and so are free_count, window and
+                                    swap_blocks */
     int32_t free_count;
     kvleaf_allocator allocator;
     int32_t window;
@@ -202,7 +203,7 @@ KVLEAF_API kvleaf_status kvleaf_blocks_seq_create(kvleaf_blocks *blocks, const k
  * and indexed: whole blocks, then the longest match inside the next one (by a copy; among the 8 latest continuations,
  * up to the first span); at least one of the tokens is left to compute.
  * NO_BLOCKS: too few available, nothing changed. TOO_SMALL: beyond max_blocks_per_seq. BUSY: the sequence is in an open
- * plan, or swapped out. INVALID, FOREIGN, STALE. */
+ * plan, or swapped out. INVALID, FOREIGN, STALE, NO_MEMORY. */
 KVLEAF_API kvleaf_status kvleaf_blocks_seq_extend(kvleaf_blocks *blocks, kvleaf_seq seq, const kvleaf_tokens *tokens,
                                                   int64_t *cached);
 
