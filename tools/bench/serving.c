@@ -4,7 +4,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-enum { MOST_SAMPLES = 6 };
+enum { MOST_SAMPLES = 6, HALVINGS = 4 };
 
 static const char *const policy_names[] = {"paged", "reserved", "known"};
 
@@ -54,19 +54,29 @@ static int run(const experiment *e, const char *name, const serving_case *wanted
     return status;
 }
 
-/* Paged with the largest batch that was tried whose 99th percentile is no longer than the reservation's, from what the
- * whole pool holds (which was run before, in *out) down to what the reservation held. */
+/* Paged with the largest batch whose 99th percentile is no longer than the reservation's, found by halving between what
+ * the reservation held and what the whole pool holds (which was run before, in *out). */
 static int run_equal(const experiment *e, const serving_outcome *reserved, serving_outcome *out)
 {
-    serving_case paged = {.policy = SERVING_PAGED, .max_batch = out->peak_sequences, .samples = 1};
-    while (out->p99_ms > reserved->p99_ms && paged.max_batch > reserved->peak_sequences) {
-        int fitting = (int)(paged.max_batch * reserved->p99_ms / out->p99_ms), least = paged.max_batch * 3 / 4;
-        paged.max_batch = fitting > least ? fitting : least;
-        if (paged.max_batch < reserved->peak_sequences)
-            paged.max_batch = reserved->peak_sequences;
-        int status = run(e, "paged, equal latency", &paged, out);
-        if (status != CLI_OK)
-            return status;
+    int fitting = reserved->peak_sequences, beyond = out->peak_sequences;
+    if (out->p99_ms <= reserved->p99_ms)
+        return CLI_OK;
+    bool found = false;
+    for (int tried = 0; tried < HALVINGS || !found; tried++) {
+        serving_outcome outcome;
+        serving_case paged = {.policy = SERVING_PAGED, .max_batch = (fitting + beyond) / 2, .samples = 1};
+        if (tried >= HALVINGS || paged.max_batch <= fitting)
+            paged.max_batch = fitting;
+        if (run(e, "paged, equal latency", &paged, &outcome) != CLI_OK)
+            return CLI_FAILED;
+        bool fits = outcome.p99_ms <= reserved->p99_ms || paged.max_batch == fitting;
+        *(fits ? &fitting : &beyond) = paged.max_batch;
+        if (fits) {
+            *out = outcome;
+            found = true;
+        }
+        if (beyond - fitting <= 1 && found)
+            break;
     }
     return CLI_OK;
 }
