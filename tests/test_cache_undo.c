@@ -6,6 +6,7 @@
 
 #include "rig.h"
 #include "shim.h"
+#include "stats.h"
 
 enum { WINDOW = 10, SEQS = 4, PROMPT = 22, ENTRIES = 16, MOST = 1000 };
 
@@ -280,6 +281,14 @@ static void take_picture(const scene *s, picture *p)
     }
 }
 
+/* Infos and tables were cleared before they were filled, so that their padding is alike. */
+static bool same_picture(const picture *a, const picture *b)
+{
+    return same_stats(&a->stats, &b->stats) && same_stats(&a->groups[0], &b->groups[0]) &&
+           same_stats(&a->groups[1], &b->groups[1]) && !memcmp(a->infos, b->infos, sizeof a->infos) &&
+           !memcmp(a->tables, b->tables, sizeof a->tables) && !memcmp(a->counts, b->counts, sizeof a->counts);
+}
+
 static void check_stored(scene *s, const char *what)
 {
     assert_int_equal(clFinish(s->r.queue), CL_SUCCESS);
@@ -322,7 +331,7 @@ static void run_operation(scene *s, size_t at, bool allocations)
             fail_msg("%s, %s %lld: %s", name, allocations ? "allocation" : "call", (long long)k,
                      kvleaf_status_name(status));
         take_picture(s, &after);
-        if (!s->opened && memcmp(&before, &after, sizeof before))
+        if (!s->opened && !same_picture(&before, &after))
             fail_msg("%s, %s %lld (%s): the state is not what it was", name, allocations ? "allocation" : "call",
                      (long long)k, allocations ? "" : shim_entry_name(shim.failed_entry));
         check_stored(s, name);

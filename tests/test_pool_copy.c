@@ -274,6 +274,7 @@ static void test_host_pool(void **state)
         const kvleaf_swap_copy back[] = {{0, 1, 0}, {1, 9, 4}, {1, 14, 1}, {1, 15, 2}, {1, 7, 0}};
         run_host_copies(&p, host, out, 5, true);
         check_pool(&p);
+        run_host_copies(&p, host, (const kvleaf_swap_copy[]){{1, 5, 2}, {1, 4, 1}, {1, 3, 0}}, 3, true);
         run_host_copies(&p, host, back, 5, false);
         expect_copies(&p, (const int32_t[]){22, 4, 5, 3}, (const int32_t[]){9, 14, 15, 7}, 4);
         check_pool(&p);
@@ -296,17 +297,17 @@ static void test_host_pool_faults(void **state)
         ASSERT_OK(kvleaf_device_open(&params, &fresh));
         filled_pool p;
         fill_pool(&p, fresh, &cases[4]);
-        const kvleaf_swap_copy copies[] = {{0, 3, 0}, {0, 7, 1}};
+        const kvleaf_swap_copy copies[] = {{0, 9, 4}, {0, 8, 3}, {0, 3, 0}, {0, 4, 1}, {0, 7, 2}}; /* three runs */
         int64_t balance = shim_balance(), at = 0;
         kvleaf_status status;
         do {
             kvl_host_pool *host;
-            ASSERT_OK(kvl_host_pool_create(p.pool, 2, &host));
+            ASSERT_OK(kvl_host_pool_create(p.pool, 5, &host));
             kvl_chain chain;
             ASSERT_OK(kvl_chain_begin(&chain, fresh, p.commands, 0, NULL, NULL));
             int64_t finished = shim.calls_of[SHIM_Finish];
             shim.fail_at = shim.calls + ++at;
-            status = kvl_chain_end(&chain, kvl_host_pool_copy(host, p.pool, 0, copies, 2, out, &chain));
+            status = kvl_chain_end(&chain, kvl_host_pool_copy(host, p.pool, 0, copies, 5, out, &chain));
             bool marker = shim.failed_entry == SHIM_EnqueueMarkerWithWaitList;
             shim.fail_at = 0;
             shim.failed_entry = -1;
@@ -316,7 +317,7 @@ static void test_host_pool_faults(void **state)
             assert_int_equal(shim.calls_of[SHIM_WaitForEvents] - waited, !marker);
             assert_int_equal(shim_balance(), balance);
         } while (status);
-        assert_int_equal(at, LAYERS * 2 * 2 + 1 + 1);
+        assert_int_equal(at, LAYERS * 2 * 3 + 1 + 1);
         assert_int_equal(clFinish(p.commands), CL_SUCCESS);
         if (out)
             check_pool(&p);

@@ -178,7 +178,7 @@ void kvl_swap_drop(kvleaf_blocks *blocks, kvl_sequence *sequence)
 {
     for (int32_t number = 0; number < blocks->num_groups; number++) {
         const int32_t *table = kvl_sequence_table(sequence, number);
-        for (int32_t i = sequence->first_held[number]; i < sequence->count; i++)
+        for (int32_t i = sequence->count - 1; i >= sequence->first_held[number]; i--)
             drop_host(&blocks->groups[number], table[i]);
         sequence->first_held[number] = sequence->count;
     }
@@ -283,8 +283,9 @@ static void end_in(kvleaf_blocks *blocks, kvl_sequence *sequence)
         if (group->hosts[entry->host].block == KVLEAF_NO_BLOCK && group->blocks[entry->block].host == KVL_NO_HOST)
             link(group, entry->block, entry->host); /* for those that share it and come later */
         kvl_sequence_table(sequence, entry->group)[entry->index] = entry->block;
-        drop_host(group, entry->host);
     }
+    for (int32_t i = blocks->swap.num_entries - 1; i >= 0; i--) /* the first is handed out first: neighbours stay so */
+        drop_host(&blocks->groups[blocks->swap.entries[i].group], blocks->swap.entries[i].host);
     for (int32_t i = 0; i < blocks->swap.num_copies; i++)
         blocks->groups[blocks->swap.copies[i].group].swapped_in++;
     memset(sequence->first_changed, 0, sizeof sequence->first_changed);

@@ -79,13 +79,13 @@ void kvl_host_pool_destroy(kvl_host_pool **at)
     kvl_free(allocator, host);
 }
 
-/* Blocks from copies[first] on that follow each other on both sides. */
-static int32_t run_length(const kvleaf_swap_copy *copies, int32_t first, int32_t count)
+/* Blocks from copies[first] on that follow each other on both sides, upwards or (step -1) downwards. */
+static int32_t run_length(const kvleaf_swap_copy *copies, int32_t first, int32_t count, int32_t step)
 {
     const kvleaf_swap_copy *at = copies + first;
     int32_t run = 1;
-    while (first + run < count && at[run].group == at->group && at[run].block == at->block + run &&
-           at[run].host == at->host + run)
+    while (first + run < count && at[run].group == at->group && at[run].block == at->block + step * run &&
+           at[run].host == at->host + step * run)
         run++;
     return run;
 }
@@ -96,11 +96,13 @@ static kvleaf_status copy_all(const kvl_host_pool *host, const kvleaf_pool *pool
     kvleaf_status status = KVLEAF_OK;
     for (size_t i = 0; i < host->num_sides; i++)
         for (int32_t at = 0, run; !status && at < count; at += run) {
-            run = run_length(copies, at, count);
+            int32_t up = run_length(copies, at, count, 1), down = run_length(copies, at, count, -1);
+            run = up > down ? up : down;
             if (copies[at].group != group)
                 continue;
-            size_t offset = (size_t)copies[at].block * host->block_bytes, size = (size_t)run * host->block_bytes;
-            unsigned char *bytes = host->sides[i].bytes + (size_t)copies[at].host * host->block_bytes;
+            const kvleaf_swap_copy *lowest = &copies[up > down ? at : at + run - 1];
+            size_t offset = (size_t)lowest->block * host->block_bytes, size = (size_t)run * host->block_bytes;
+            unsigned char *bytes = host->sides[i].bytes + (size_t)lowest->host * host->block_bytes;
             status = out ? kvl_chain_read(chain, pool->memory[i], offset, size, bytes, false)
                          : kvl_chain_write(chain, pool->memory[i], offset, size, bytes, NULL);
         }
