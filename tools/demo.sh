@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
 # Installs what is missing, builds into build/ and shows what kvleaf does: the worked figures of the seed documents with
-# a picture of the block pool, then a language model that answers three prompts at once. Exit code 0 where everything
-# came out right, 1 where not or where something could not be done. Safe to run again.
+# a picture of the block pool, then a language model that answers three prompts at once, and what its requests share.
+# Exit code 0 where everything came out right, 1 where not or where something could not be done. Safe to run again.
 set -uo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.." || exit 1
 # shellcheck source=tools/setup.sh
@@ -55,4 +55,7 @@ if [ $model -eq 1 ]; then
         --prompt 'A library keeps its books in numbered shelves. A new book goes to any free shelf, and a card in the
 catalogue says on which shelves a series stands, in order. When a series ends, its shelves are free again at once. What
 would go wrong if every series had to reserve one long row of shelves in advance?' || exit 1
+    printf '\nWhat requests have in common is computed and stored once.\n'
+    .venv/bin/python tools/sharing.py --svg $build/sharing.svg --model $model_folder \
+        ${device[@]+"${device[@]}"} || exit 1
 fi
