@@ -7,8 +7,8 @@
 #   pocl      PoCL, the fixed list
 #   rusticl   Mesa's rusticl on llvmpipe: another compiler and another rounding, so slow that it gets the small list of
 #             the generic variants, whose source the others share
-#   intel     Intel's CPU runtime, from PyPI into the project's .venv: another vectoriser, sub-groups, half precision; the
-#             first half of the fixed list
+#   intel     Intel's CPU runtime, from PyPI into the project's .venv: another vectoriser, sub-groups, half precision;
+#             the first half of the fixed list
 #   oclgrind  a simulator that sees accesses out of bounds and data races; the small list
 #
 # A driver that is missing is skipped, with what that leaves unchecked. Exit code: 0 right, 1 wrong, 77 all skipped. The
