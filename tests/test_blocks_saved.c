@@ -181,6 +181,30 @@ static void test_shared_with_what_is_there(void **state)
     kvleaf_blocks_destroy(&b);
 }
 
+/* Two sequences that computed one prompt beside each other have blocks of their own; where the prompt is cached they
+ * get the cached blocks, which count once. */
+static void test_same_prompt_twice(void **state)
+{
+    (void)state;
+    kvleaf_blocks *a = make_blocks(40, BLOCK), *b = make_blocks(4, BLOCK);
+    kvleaf_seq seqs[2], loaded[2] = {0};
+    for (int32_t i = 0; i < 2; i++) {
+        assert_ok(kvleaf_blocks_seq_create(a, NULL, &seqs[i]));
+        extend_ids(a, seqs[i], ids_from(100), 9);
+    }
+    compute(a, seqs[0]);
+    compute(a, seqs[1]);
+    assert_int_equal(stats_of(a).used, 6);
+    kvleaf_seq gone = make_prompt(b, NULL, ids_from(100), 9, NULL);
+    assert_ok(kvleaf_blocks_seq_destroy(b, &gone));
+    assert_int_equal(stats_of(b).cached, 2);
+    assert_ok(carry(a, seqs, 2, false, b, loaded));
+    assert_int_equal(stats_of(b).used, 4);
+    assert_int_equal(entry_of(b, loaded[0], 1), entry_of(b, loaded[1], 1));
+    kvleaf_blocks_destroy(&a);
+    kvleaf_blocks_destroy(&b);
+}
+
 /* Cached blocks that are wanted are not evicted for those that are taken beside them. */
 static void test_wanted_blocks_are_not_evicted(void **state)
 {
@@ -391,6 +415,7 @@ int main(void)
         cmocka_unit_test(test_index_alone),
         cmocka_unit_test(test_order_stays),
         cmocka_unit_test(test_shared_with_what_is_there),
+        cmocka_unit_test(test_same_prompt_twice),
         cmocka_unit_test(test_wanted_blocks_are_not_evicted),
         cmocka_unit_test(test_windows),
         cmocka_unit_test(test_windows_alone),

@@ -67,6 +67,37 @@ static void test_other_shapes(void **state)
     kvleaf_blocks_destroy(&a);
 }
 
+/* A sequence in host memory can't be saved; beside it everything can, there and here. */
+static void test_swapped_out(void **state)
+{
+    (void)state;
+    kvleaf_blocks *managers[2] = {NULL};
+    kvleaf_seq out[2], seq = 0, loaded = 0;
+    for (int32_t i = 0; i < 2; i++) {
+        const kvleaf_swap_copy *copies = NULL;
+        int32_t count = 0;
+        assert_ok(kvleaf_blocks_create(kvleaf_blocks_params(.num_blocks = 8, .block_size = BLOCK, .swap_blocks = 4),
+                                       &managers[i]));
+        out[i] = make_prompt(managers[i], NULL, ids_from(100), 9, NULL);
+        assert_ok(kvleaf_blocks_swap_out(managers[i], out[i], &copies, &count));
+        assert_ok(kvleaf_blocks_swap_end(managers[i], out[i], true));
+    }
+    seq = make_prompt(managers[0], NULL, ids_from(100), 13, NULL);
+    kvl_save save;
+    assert_status(kvl_save_begin(managers[0], (kvleaf_seq[]){seq, out[0]}, 2, true, &save), KVLEAF_BUSY);
+    assert_ok(carry(managers[0], &seq, 1, true, managers[1], &loaded));
+    assert_int_equal(stats_of(managers[1]).used, 4);
+    for (int32_t i = 0; i < 2; i++) {
+        const kvleaf_swap_copy *copies = NULL;
+        int32_t count = 0;
+        assert_ok(kvleaf_blocks_swap_in(managers[i], out[i], &copies, &count));
+        assert_ok(kvleaf_blocks_swap_end(managers[i], out[i], true));
+        check_blocks(managers[i], 0);
+        assert_int_equal(info_of(managers[i], out[i]).blocks_shared, 2);
+        kvleaf_blocks_destroy(&managers[i]);
+    }
+}
+
 /* What is saved of a small scene, to be changed into something that can't be. */
 typedef struct scene {
     kvleaf_blocks *from;
@@ -156,6 +187,10 @@ static void lie_entry_of_another_record(scene *s)
 {
     s->records[3][0] = s->records[2][0];
 }
+static void lie_entry_twice(scene *s)
+{
+    s->entries[3] = s->entries[2];
+}
 static void lie_entry_of_another_salt(scene *s)
 {
     s->entries[3].salt++;
@@ -197,6 +232,7 @@ static void test_contradictions(void **state)
         {"an entry's priority -5", lie_entry_priority, KVLEAF_CORRUPT},
         {"an entry without block", lie_entry_without_block, KVLEAF_CORRUPT},
         {"two entries of one block", lie_entry_of_another_record, KVLEAF_CORRUPT},
+        {"an entry twice", lie_entry_twice, KVLEAF_CORRUPT},
         {"an entry with another salt than its parent", lie_entry_of_another_salt, KVLEAF_CORRUPT},
         {"an entry at another depth than its block", lie_entry_at_another_depth, KVLEAF_CORRUPT},
         {"an entry with other ids than its block", lie_entry_with_other_ids, KVLEAF_CORRUPT},
@@ -339,9 +375,8 @@ static void test_given_up(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_too_few_blocks), cmocka_unit_test(test_other_shapes),
-        cmocka_unit_test(test_contradictions), cmocka_unit_test(test_no_memory),
-        cmocka_unit_test(test_given_up),
+        cmocka_unit_test(test_too_few_blocks), cmocka_unit_test(test_other_shapes), cmocka_unit_test(test_swapped_out),
+        cmocka_unit_test(test_contradictions), cmocka_unit_test(test_no_memory),    cmocka_unit_test(test_given_up),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -5,6 +5,18 @@
 
 #include "snapshot_sample.h"
 
+/* The front alone: a front that was changed is none to the records. */
+static kvleaf_status read_front(const unsigned char *data, size_t size)
+{
+    memory_source memory = {.data = data, .size = size};
+    kvl_snapshot_source source = memory_source_of(&memory);
+    kvl_snapshot read;
+    kvleaf_status status = kvl_snapshot_read(NULL, &source, &read);
+    if (!status)
+        kvl_snapshot_free(&read);
+    return status;
+}
+
 static kvleaf_status read_all(const kvleaf_allocator *allocator, const unsigned char *data, size_t size)
 {
     memory_source memory = {.data = data, .size = size};
@@ -178,6 +190,7 @@ static void test_lies(void **state)
         int64_t value;
         kvleaf_status status;
     } lies[] = {
+        {"another user", AT_SEQ, 8, 99, KVLEAF_OK},
         {"a later version", 8, 4, KVL_SNAPSHOT_VERSION + 1, KVLEAF_UNSUPPORTED},
         {"version 0", 8, 4, 0, KVLEAF_UNSUPPORTED},
         {"fewer bytes", 16, 8, 100, KVLEAF_CORRUPT},
@@ -231,7 +244,7 @@ static void test_lies(void **state)
             lie[lies[i].at + b] = (unsigned char)((uint64_t)lies[i].value >> 8 * b);
         assert_memory_not_equal(lie, truth, size);
         reseal(lie, (size_t)written.front_bytes);
-        kvleaf_status status = read_all(NULL, lie, size);
+        kvleaf_status status = read_front(lie, size);
         if (status != lies[i].status)
             fail_msg("%s: %s", lies[i].what, kvleaf_status_name(status));
     }
