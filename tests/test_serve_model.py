@@ -13,10 +13,11 @@ import argparse
 import os
 import shutil
 import sys
+import tempfile
 import time
 from pathlib import Path
 
-from serve_support import Server
+from serve_support import Server, make_model
 from test_generate import ROOT, SKIPPED, Bench
 
 SYSTEM = ("You are the librarian of a small town on a wide river. You answer in one short sentence, kindly, and you "
@@ -122,7 +123,7 @@ def test_page(bench, server):
         old = page.run("document.getElementById('map').src")
 
         page.set("temperature", "0")
-        page.set("limit", "24")
+        page.set("limit", "16")
         page.at("text").send_keys("Name three colours.\n")
         growing = page.until(lambda: page.turns("assistant") and page.turns("assistant")[0])
         page.until(page.idle)
@@ -130,7 +131,7 @@ def test_page(bench, server):
         bench.check(answer.startswith(growing) and len(answer) > len(growing),
                     f"the answer grows, from {growing!r} to {answer!r}")
         want = server.client().chat.completions.create(
-            model=server.model, temperature=0, max_tokens=24,
+            model=server.model, temperature=0, max_tokens=16,
             messages=[{"role": "user", "content": "Name three colours."}]).choices[0].message.content
         bench.check(answer == want, "and is the one that the API gives")
         usage = page.run("document.querySelector('.usage')?.textContent")
@@ -166,9 +167,11 @@ def test_page(bench, server):
         bench.check(page.complaints() == [], f"the browser has nothing to complain of {page.complaints()}")
 
 
-def test_page_key(bench, model):
+def test_page_key(bench):
     """Where a key is needed the page asks for it."""
-    with Server(bench.program, model, "--api-key", "the-key", device=bench.device) as server, Page(server.url) as page:
+    with tempfile.TemporaryDirectory(prefix="kvleaf-serve-") as folder, \
+            Server(bench.program, make_model(Path(folder) / "noise"), "--api-key", "the-key",
+                   device=bench.device) as server, Page(server.url) as page:
         asked = page.until(lambda: page.at("key").is_displayed(), 20)
         page.at("key").send_keys("the-key")
         drawn = page.until(lambda: page.run("document.getElementById('map').naturalWidth > 100"), 20)
@@ -198,7 +201,7 @@ def main():
             test(bench, server)
             print(f"  ({time.monotonic() - start:.1f} s)", flush=True)
     if not missing:
-        test_page_key(bench, args.model)
+        test_page_key(bench)
     else:
         print(f"skipped: the page, {' and '.join(missing)} not installed")
     print(f"{bench.passed} passed, {bench.failed} failed, {1 if missing else 0} skipped")
