@@ -151,11 +151,12 @@ double reference_row(const reference_kv *kv, const reference_seq *seq, int32_t k
                      const double *q, double *out)
 {
     size_t tile = (size_t)(visible > 0 ? visible : 1) * (size_t)kv->head_dim;
+    int64_t first = seq->window && visible > seq->window ? visible - seq->window : 0;
     double *memory = malloc((2 * tile + (size_t)(visible > 0 ? visible : 1)) * sizeof(double));
     double lse = NAN;
     if (memory) {
-        widen(kv, seq, kv_head, 0, visible, memory, memory + tile);
-        lse = row_of(memory, memory + tile, kv->head_dim, 0, visible, scale, q, memory + 2 * tile, out);
+        widen(kv, seq, kv_head, first, visible, memory, memory + tile);
+        lse = row_of(memory, memory + tile, kv->head_dim, first, visible, scale, q, memory + 2 * tile, out);
     }
     free(memory);
     return lse;

@@ -43,8 +43,8 @@ size_t reference_seq_index(const reference_kv *kv, const reference_seq *seq, boo
 int64_t reference_first(const reference_seq *seq, int64_t row);
 int64_t reference_visible(const reference_seq *seq, int64_t row);
 
-/* Softmax(scale * q k^T) v of the first `visible` keys of one KV head for one query vector q[head_dim]; out[head_dim].
- * Returns the LSE. A row that sees nothing: 0 and -infinity. */
+/* Softmax(scale * q k^T) v of the first `visible` keys of one KV head, of which a causal window leaves the last, for
+ * one query vector q[head_dim]; out[head_dim]. Returns the LSE. A row that sees nothing: 0 and -infinity. */
 double reference_row(const reference_kv *kv, const reference_seq *seq, int32_t kv_head, int64_t visible, double scale,
                      const double *q, double *out);
 

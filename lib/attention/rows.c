@@ -52,11 +52,13 @@ static kvl_row make_row(const kvl_engine *engine, const kvl_step *step, int32_t 
         row.end = window && window < seq->kv_len - position ? position + window : seq->kv_len;
     if (row.end <= 0)
         return row;
-    int32_t whole = (int32_t)kvl_ceil_div(row.end, tokens), before = row.first > 0 ? row.first / tokens : 0;
-    int32_t most = (int32_t)kvl_ceil_div(row.end - row.first - 1, tokens) + 1;
-    if (step->device_lens && window)
-        before = whole > most ? whole - most : 0;
-    row.splits = whole - before;
+    row.splits = (row.end - 1) / tokens + 1;
+    if (window && step->device_lens) {
+        int64_t most = ((int64_t)row.end - row.first + tokens - 2) / tokens + 1; /* that so many keys touch anywhere */
+        row.splits = row.splits < most ? row.splits : (int32_t)most;
+    } else if (row.first > 0) {
+        row.splits -= row.first / tokens;
+    }
     if (row.first <= 0)
         row.blocks = seq->blocks;
     return row;
@@ -83,30 +85,28 @@ bool kvl_rows_collect(kvl_engine *engine, const kvl_step *step, kvl_schedule *at
     return true;
 }
 
-/* The table entries of a split, first .. last. */
-static void entries_of(const kvl_engine *engine, int32_t split, int32_t *first, int32_t *last)
+/* What share_split looks at: a split, where it ends, and its first table entry and their number. */
+typedef struct split_place {
+    int32_t split, end, first, count;
+} split_place;
+
+static split_place find_split(const kvl_engine *engine, int32_t split)
 {
     int32_t tokens = variant_of(engine)->split_tokens, block_size = engine->params.geometry.block_size;
-    *first = split * tokens / block_size;
-    *last = ((split + 1) * tokens - 1) / block_size;
+    split_place at = {.split = split, .end = (split + 1) * tokens, .first = split * tokens / block_size};
+    at.count = (at.end - 1) / block_size + 1 - at.first;
+    return at;
 }
 
 /* What rows that share a split have in common: its last block. Negative where the row doesn't see all of it. */
-static int32_t key_of(const kvl_engine *engine, const kvl_row *row, int32_t split)
+static int32_t key_of(const kvl_row *row, const split_place *at)
 {
-    int32_t first, last;
-    if (!row->blocks || split >= row->end / variant_of(engine)->split_tokens)
-        return -1;
-    entries_of(engine, split, &first, &last);
-    return row->blocks[last];
+    return row->blocks && row->end >= at->end ? row->blocks[at->first + at->count - 1] : -1;
 }
 
-static bool same_blocks(const kvl_engine *engine, int32_t a, int32_t b, int32_t split)
+static bool same_blocks(const kvl_row *a, const kvl_row *b, const split_place *at)
 {
-    int32_t first, last;
-    entries_of(engine, split, &first, &last);
-    return memcmp(engine->rows[a].blocks + first, engine->rows[b].blocks + first,
-                  (size_t)(last - first + 1) * sizeof(int32_t)) == 0;
+    return memcmp(a->blocks + at->first, b->blocks + at->first, (size_t)at->count * sizeof(int32_t)) == 0;
 }
 
 /* Whether a key that is not negative comes twice: what costs little where nothing is shared. */
@@ -146,19 +146,20 @@ static void sort_by_key(int32_t *keys, int32_t *order, int32_t count)
 }
 
 /* Of `count` rows from `begin` on that share all splits before this one: finds those that share it too. */
-static bool share_split(const kvl_engine *engine, int32_t begin, int32_t count, int32_t split)
+static bool share_split(const kvl_engine *engine, int32_t begin, int32_t count, const split_place *at)
 {
+    const kvl_row *rows = engine->rows;
     int32_t *order = engine->row_order + begin, *keys = engine->keys;
     bool found = false;
     for (int32_t i = 0; i < count; i++)
-        keys[i] = key_of(engine, &engine->rows[order[i]], split);
+        keys[i] = key_of(&rows[order[i]], at);
     if (!repeats(engine, count))
         return false;
     sort_by_key(keys, order, count);
     for (int32_t i = 0; i + 1 < count; i++) {
-        if (keys[i] < 0 || keys[i] != keys[i + 1] || !same_blocks(engine, order[i], order[i + 1], split))
+        if (keys[i] < 0 || keys[i] != keys[i + 1] || !same_blocks(&rows[order[i]], &rows[order[i + 1]], at))
             continue;
-        engine->shared[begin + i] = split + 1;
+        engine->shared[begin + i] = at->split + 1;
         found = true;
     }
     return found;
@@ -173,15 +174,22 @@ void kvl_rows_order(kvl_engine *engine, int32_t num_rows)
     int32_t least = share_from(engine);
     bool more = least && num_rows >= least;
     for (int32_t split = 0; more; split++) {
+        const split_place at = find_split(engine, split);
         more = false;
         for (int32_t begin = 0, end; begin < num_rows; begin = end) {
             end = begin + 1;
             while (end < num_rows && engine->shared[end - 1] >= split)
                 end++;
-            if (end - begin >= least && share_split(engine, begin, end - begin, split))
+            if (end - begin >= least && share_split(engine, begin, end - begin, &at))
                 more = true;
         }
     }
+}
+
+/* Pieces of a row at `run` splits each. */
+static int32_t pieces_of(const kvl_row *row, int32_t run)
+{
+    return run == 1 ? row->splits : (row->splits - 1) / run + 1;
 }
 
 static int32_t *put_split(int32_t *item, int32_t index, int32_t split, int32_t rows, int32_t kv_head, int32_t kv_heads)
@@ -242,7 +250,7 @@ void kvl_rows_write(const kvl_engine *engine, const kvl_step *step, int32_t *met
         const int32_t fields[ROW_INTS] = {row->q_token, row->end, row->table, partial, row->first};
         int32_t kv_len = step->seqs[row->seq].kv_len, target = (int32_t)(at_row - meta);
         memcpy(at_row, fields, sizeof fields);
-        partial += (int32_t)kvl_ceil_div(row->splits, at->run_splits);
+        partial += pieces_of(row, at->run_splits);
         if (!step->device_lens)
             continue;
         resolve = kvl_put_resolve(resolve, target + ROW_VISIBLE, row->seq, kv_len - row->end);

@@ -242,7 +242,7 @@ static const kvl_variant decode_table[] = {
      .persistent = true,
      .split_tokens = 512,
      .shared_pairs = cpu_pairs,
-     .share_from = 2},
+     .share_from = 2}, /* 2048 shared tokens, f32 and f16: 1.2 to 1.7 times as fast with 2 rows, 3 times with 16 */
 };
 
 static const kvl_variant prefill_table[] = {

@@ -66,6 +66,8 @@ static void print_json(const bench_rig *rig, const bench_config *config, const b
     cJSON_AddNumberToObject(row, "kv_heads", config->shape.kv_heads);
     cJSON_AddNumberToObject(row, "head_dim", config->shape.head_dim);
     cJSON_AddNumberToObject(row, "block_size", config->shape.block_size);
+    if (config->shape.window)
+        cJSON_AddNumberToObject(row, "window", config->shape.window);
     cJSON_AddStringToObject(row, "layout", result->layout);
     cJSON_AddStringToObject(row, "q_dtype", kvleaf_dtype_name((kvleaf_dtype)config->shape.q_dtype));
     cJSON_AddStringToObject(row, "kv_dtype", kvleaf_dtype_name((kvleaf_dtype)config->shape.kv_dtype));

@@ -242,6 +242,7 @@ static int make_attention(workload *work)
                                       .out_dtype = (kvleaf_dtype)shape->q_dtype,
                                       .layout = work->layout,
                                       .block_size = shape->block_size,
+                                      .window = shape->window,
                                       .max_seqs = config->batch,
                                       .max_tokens = work->total_q,
                                       .max_context = work->longest,
@@ -298,7 +299,8 @@ static reference_seq seq_of(const workload *work, int index)
                          .first = work->cu_k[index],
                          .q_len = work->config->q_len,
                          .kv_len = work->lens[index],
-                         .causal = true};
+                         .causal = true,
+                         .window = work->config->shape.window};
     return seq;
 }
 
@@ -425,11 +427,15 @@ static void count_work(const workload *work, bench_result *result)
     double token = 2.0 * shape->kv_heads * shape->head_dim;
     double kv_size = (double)kvleaf_dtype_size((kvleaf_dtype)shape->kv_dtype);
     double q_size = (double)kvleaf_dtype_size((kvleaf_dtype)shape->q_dtype);
+    double window = shape->window ? shape->window : INFINITY;
     double seen = 0; /* keys, summed over the rows of a sequence */
     for (int row = 0; row < config->q_len; row++)
-        seen += fmax(0, row + 1 + config->context - config->q_len);
+        seen += fmin(window, fmax(0, row + 1 + config->context - config->q_len));
     result->flops = 4.0 * config->batch * seen * shape->heads * shape->head_dim;
-    double keys = (double)work->total_k - (config->batch - 1.0) * config->shared_prefix;
+    double reach = window + config->q_len - 1, keys = 0; /* keys that must be read, summed over the sequences */
+    for (int i = 0; i < config->batch; i++)
+        keys += fmin(work->lens[i], reach);
+    keys -= (config->batch - 1.0) * fmax(0, config->shared_prefix - (config->context - fmin(config->context, reach)));
     result->bytes = config->kind == BENCH_APPEND ? work->total_q * token * (kv_size + q_size) : keys * token * kv_size;
 }
 

@@ -51,7 +51,8 @@ int main(int argc, char **argv)
                                    .num_heads = shape.heads,
                                    .num_kv_heads = shape.kv_heads,
                                    .head_dim = shape.head_dim,
-                                   .block_size = shape.block_size};
+                                   .block_size = shape.block_size,
+                                   .window = shape.window};
     bool right = info_list(&program, kvleaf_device_id(device));
     right = info_variants(&program, device, &geometry) && right;
     kvleaf_device_destroy(&device);
