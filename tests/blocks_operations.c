@@ -106,11 +106,13 @@ void operate_fork(driver *d)
     d->pair.handles[child] = handle;
     d->step[child] = NO_STEP;
     d->prompt[child] = d->prompt[at];
-    if (driver_choose(d, 2))
-        return;
     if (d->failing)
         d->before = d->pair.m;
-    extend_by(d, child, 1 + driver_choose(d, d->pair.m.p.block_size));
+    int32_t next = driver_choose(d, 5);
+    if (next < 2)
+        extend_by(d, child, 1 + driver_choose(d, d->pair.m.p.block_size));
+    else if (next == 2)
+        driver_swap(d, child, true, true); /* while its parent may write behind it in the same block */
 }
 
 void operate_truncate(driver *d)

@@ -38,6 +38,8 @@ void driver_ids(driver *d, int32_t prompt, int64_t from, int64_t count);
 int32_t driver_spans(driver *d, int64_t count, kvleaf_span spans[2]);
 /* Compares an answer with the model's. False where nothing has happened, also because memory ran out. */
 bool driver_answered(driver *d, kvleaf_status got, kvleaf_status expected);
+/* Swaps a sequence out or in, and says in the end that it is done or not. */
+void driver_swap(driver *d, int32_t at, bool out, bool done);
 void driver_close_step(driver *d, int32_t step, bool commit);
 
 void operate_create(driver *d);

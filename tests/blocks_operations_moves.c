@@ -30,15 +30,10 @@ void operate_rearrange(driver *d)
         d->prompt[seqs[i]] = prompts[i];
 }
 
-static void swap(driver *d, bool out)
+void driver_swap(driver *d, int32_t at, bool out, bool done)
 {
     const kvleaf_swap_copy *copies = NULL;
-    int32_t count = -1, at = driver_sequence(d);
-    if (at < 0)
-        return;
-    for (int32_t tries = 0; tries < MODEL_SEQUENCES && d->pair.m.sequences[at].swapped == out; tries++)
-        at = driver_sequence(d);
-    bool done = !driver_one_in(d, 4);
+    int32_t count = -1;
     kvleaf_blocks *real = d->pair.real;
     kvleaf_seq seq = d->pair.handles[at];
     pair_note(&d->pair, "swap %d %s%s", at, out ? "out" : "in", done ? "" : ", not done");
@@ -54,6 +49,16 @@ static void swap(driver *d, bool out)
     driver_answered(d, kvleaf_blocks_swap_end(real, seq, done), KVLEAF_OK);
     d->tally.swaps += done;
     d->tally.swapped_blocks += done ? count : 0;
+}
+
+/* A sequence that is not where it is to go, if one is met soon. */
+static void swap(driver *d, bool out)
+{
+    int32_t at = driver_sequence(d);
+    for (int32_t tries = 0; at >= 0 && tries < MODEL_SEQUENCES && d->pair.m.sequences[at].swapped == out; tries++)
+        at = driver_sequence(d);
+    if (at >= 0)
+        driver_swap(d, at, out, !driver_one_in(d, 4));
 }
 
 void operate_swap_out(driver *d)

@@ -43,7 +43,7 @@ static void test_one_group(void **state)
     driver_tally tally = {0};
     (void)state;
     for (int32_t i = 0; i < 5; i++)
-        run(&(driver_params){.block_size = sizes[i], .num_groups = 1}, 5, 2000, &tally);
+        run(&(driver_params){.block_size = sizes[i], .num_groups = 1}, 3, 2000, &tally);
     assert_met(&tally);
 }
 
@@ -51,8 +51,8 @@ static void test_several_groups(void **state)
 {
     driver_tally tally = {0};
     (void)state;
-    run(&(driver_params){.block_size = 3, .num_groups = 2}, 5, 2000, &tally);
-    run(&(driver_params){.block_size = 4, .num_groups = 3}, 5, 2000, &tally);
+    run(&(driver_params){.block_size = 3, .num_groups = 2}, 3, 2000, &tally);
+    run(&(driver_params){.block_size = 4, .num_groups = 3}, 3, 2000, &tally);
     assert_met(&tally);
 }
 
@@ -67,7 +67,7 @@ static void test_windows(void **state)
     driver_tally tally = {0};
     (void)state;
     for (size_t i = 0; i < sizeof managers / sizeof *managers; i++)
-        run(&managers[i], 5, 2000, &tally);
+        run(&managers[i], 3, 2000, &tally);
     assert_met(&tally);
 }
 
@@ -82,7 +82,7 @@ static void test_swap(void **state)
     driver_tally tally = {0};
     (void)state;
     for (size_t i = 0; i < sizeof managers / sizeof *managers; i++)
-        run(&managers[i], 5, 2000, &tally);
+        run(&managers[i], 3, 2000, &tally);
     assert_met(&tally);
     printf("%lld swaps, %lld blocks\n", (long long)tally.swaps, (long long)tally.swapped_blocks);
     assert_true(tally.swaps > tally.operations / 100);
