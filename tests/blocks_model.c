@@ -20,7 +20,7 @@ int32_t model_blocks_for(const model *m, int64_t tokens)
 int32_t model_holders(const model *m, int32_t group, int32_t block)
 {
     int32_t count = 0;
-    for (int32_t i = 0; i < MODEL_SEQUENCES; i++)
+    for (int32_t i = 0; i < 2 * MODEL_SEQUENCES; i++)
         for (int32_t j = 0; m->sequences[i].live && !m->sequences[i].swapped && j < m->sequences[i].count; j++)
             count += m->sequences[i].table[group][j] == block;
     return count;

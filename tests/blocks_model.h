@@ -115,7 +115,7 @@ typedef struct model_group {
 typedef struct model {
     model_params p;
     int32_t primary;
-    model_sequence sequences[MODEL_SEQUENCES];
+    model_sequence sequences[2 * MODEL_SEQUENCES]; /* and what they were, while they are rearranged */
     model_group groups[MODEL_GROUPS];
     model_entry entries[MODEL_BLOCKS];
     model_said said[MODEL_BLOCKS];         /* of the primary group, and so is the next one */

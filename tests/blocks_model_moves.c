@@ -4,20 +4,9 @@
 
 #include <string.h>
 
-/* Whether a sequence behind `at` held a block of a group before, so that it is the one that gives it back. */
-static bool held_later(const model_sequence *before, const int32_t *parents, int32_t n, int32_t at, int32_t group,
-                       int32_t block)
-{
-    for (int32_t i = at + 1; i < n; i++)
-        for (int32_t j = 0; parents[i] != i && j < before[i].count; j++)
-            if (before[i].table[group][j] == block)
-                return true;
-    return false;
-}
-
 kvleaf_status model_rearrange(model *m, const int32_t *seqs, const int32_t *parents, int32_t n)
 {
-    static _Thread_local model_sequence before[MODEL_SEQUENCES];
+    model_sequence *before = &m->sequences[MODEL_SEQUENCES];
     for (int32_t i = 0; i < n; i++) {
         const model_sequence *s = &m->sequences[seqs[i]];
         if (model_named_before(seqs, i))
@@ -26,17 +15,18 @@ kvleaf_status model_rearrange(model *m, const int32_t *seqs, const int32_t *pare
             return KVLEAF_BUSY;
         if (parents[i] < 0 || parents[i] >= n || s->extended > s->committed)
             return KVLEAF_INVALID;
-        before[i] = *s;
     }
+    for (int32_t i = 0; i < n; i++)
+        before[i] = m->sequences[seqs[i]];
     for (int32_t i = 0; i < n; i++) {
         m->sequences[seqs[i]] = before[parents[i]];
         m->sequences[seqs[i]].user = before[i].user;
     }
     for (int32_t i = 0; i < n; i++)
-        for (int32_t group = 0; group < m->p.num_groups; group++)
-            for (int32_t at = before[i].count - 1; parents[i] != i && at >= 0; at--)
-                if (!held_later(before, parents, n, i, group, before[i].table[group][at]))
-                    model_lose(m, group, before[i].table[group][at], &before[i].terms);
+        if (parents[i] != i)
+            model_cut(m, &before[i], 0);
+    for (int32_t i = 0; i < n; i++)
+        before[i].live = false;
     return KVLEAF_OK;
 }
 
