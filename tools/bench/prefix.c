@@ -97,6 +97,7 @@ static int measure_prefix(const host_batch *work)
         fprintf(stderr, "kvleaf-bench: only %lld of %.0f tokens are found\n", (long long)matched, tokens);
         return CLI_FAILED;
     }
+    /* Only a block that is entered is hashed for certain: a look compares where a block has one continuation. */
     const host_figure figures[] = {
         {"ns_per_token_hashed", (host_median(&indexed) - host_median(&plain)) / tokens * 1e9},
         {"ns_per_token_matched", host_median(&match) / tokens * 1e9},
