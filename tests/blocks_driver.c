@@ -64,6 +64,49 @@ static void take_note(void *user, const kvleaf_event *event)
     *found = stored;
 }
 
+static void note_added(void *user, const kvleaf_cached_block *block)
+{
+    driver *d = user;
+    if (d->cached[block->group][block->block])
+        pair_wrong(&d->pair, "the policy is told twice of block %d of group %d", block->block, block->group);
+    d->cached[block->group][block->block] = true;
+    d->priority[block->group][block->block] = block->priority;
+}
+
+static void note_removed(void *user, int32_t group, int32_t block)
+{
+    driver *d = user;
+    if (!d->cached[group][block])
+        pair_wrong(&d->pair, "the policy was not told of block %d of group %d, which is removed", block, group);
+    d->cached[group][block] = false;
+}
+
+static int32_t choose_victim(void *user, int32_t group)
+{
+    const driver *d = user;
+    int32_t block = MODEL_BLOCKS - 1;
+    while (block > 0 && !d->cached[group][block])
+        block--;
+    return model_policy_knows(block) ? block : MODEL_BLOCKS + block;
+}
+
+static void compare_policy(const driver *d)
+{
+    for (int32_t group = 0; group < d->pair.m.p.num_groups; group++) {
+        const model_group *g = &d->pair.m.groups[group];
+        int32_t told = 0;
+        for (int32_t block = 0; block < MODEL_BLOCKS; block++)
+            told += d->cached[group][block];
+        for (int32_t i = 0; i < g->cached.count; i++)
+            if (!d->cached[group][g->cached.blocks[i]] ||
+                d->priority[group][g->cached.blocks[i]] != g->priority[g->cached.blocks[i]])
+                pair_wrong(&d->pair, "the policy was not told rightly of block %d of group %d", g->cached.blocks[i],
+                           group);
+        if (told != g->cached.count)
+            pair_wrong(&d->pair, "the policy knows %d cached blocks of group %d, not %d", told, group, g->cached.count);
+    }
+}
+
 static void compare_events(const driver *d)
 {
     for (int32_t group = 0; group < d->pair.m.p.num_groups; group++)
@@ -121,6 +164,8 @@ bool driver_operate(driver *d)
     d->tally.operations++;
     pair_compare(&d->pair);
     compare_events(d);
+    if (d->pair.m.p.policy)
+        compare_policy(d);
     return true;
 }
 
@@ -130,7 +175,8 @@ static model_params params_of(const driver_params *params)
                       .max_sequences = MODEL_SEQUENCES,
                       .max_blocks_per_seq = params->max_blocks_per_seq ? params->max_blocks_per_seq : MODEL_BLOCKS,
                       .num_groups = params->num_groups,
-                      .no_prefix_cache = params->no_prefix_cache};
+                      .no_prefix_cache = params->no_prefix_cache,
+                      .policy = params->policy};
     for (int32_t i = 0; i < p.num_groups; i++) {
         model_group_params *group = &p.groups[i];
         group->num_blocks = i == 0 ? MODEL_BLOCKS : MODEL_BLOCKS - 11 * i;
@@ -145,6 +191,7 @@ static model_params params_of(const driver_params *params)
 static void open_real(driver *d)
 {
     const model_params *p = &d->pair.m.p;
+    const kvleaf_eviction eviction = {d, note_added, note_removed, choose_victim};
     kvleaf_block_group groups[MODEL_GROUPS];
     kvleaf_blocks_params params = {.struct_size = sizeof params,
                                    .block_size = p->block_size,
@@ -154,6 +201,7 @@ static void open_real(driver *d)
                                    .groups = groups,
                                    .num_groups = p->num_groups,
                                    .no_prefix_cache = p->no_prefix_cache,
+                                   .eviction = p->policy ? &eviction : NULL,
                                    .event = take_note,
                                    .event_user = d,
                                    .now_ms = now,

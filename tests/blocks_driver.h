@@ -21,6 +21,7 @@ typedef struct driver_params {
     int32_t windows[MODEL_GROUPS];
     int32_t swap_blocks; /* of each group */
     bool no_prefix_cache;
+    bool policy;                /* an eviction policy of the driver's own */
     bool one_hash;              /* all hashes are one: what is found must not depend on them */
     int32_t max_blocks_per_seq; /* 0 = all */
     int32_t failing;            /* one allocation in so many fails; 0 = none */

@@ -195,7 +195,11 @@ void model_leave_index(model *m, int32_t group, int32_t block)
 static int32_t victim(const model *m, int32_t group)
 {
     const model_group *g = &m->groups[group];
-    int32_t lowest = MODEL_NONE;
+    int32_t lowest = MODEL_NONE, highest = MODEL_NONE;
+    for (int32_t i = 0; i < g->cached.count; i++)
+        highest = g->cached.blocks[i] > highest ? g->cached.blocks[i] : highest;
+    if (m->p.policy && model_policy_knows(highest))
+        return highest;
     for (int32_t priority = KVLEAF_PRIORITY_HIGH; priority >= KVLEAF_PRIORITY_LOW; priority--) {
         int32_t first = MODEL_NONE;
         for (int32_t i = g->cached.count - 1; i >= 0; i--)

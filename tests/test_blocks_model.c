@@ -100,6 +100,16 @@ static void test_one_hash(void **state)
     assert_true(tally.hits > tally.operations / 200);
 }
 
+static void test_policy(void **state)
+{
+    driver_tally tally = {0};
+    (void)state;
+    run(&(driver_params){.block_size = 3, .num_groups = 2, .windows = {0, 9}, .swap_blocks = 20, .policy = true}, 5,
+        2000, &tally);
+    assert_met(&tally);
+    assert_true(tally.evictions > tally.operations / 100);
+}
+
 static void test_no_prefix_cache(void **state)
 {
     driver_tally tally = {0};
@@ -133,10 +143,11 @@ int main(int argc, char **argv)
         base_seed = strtoull(argv[1], NULL, 10);
     printf("seed %llu\n", (unsigned long long)base_seed);
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_one_group),     cmocka_unit_test(test_several_groups),
-        cmocka_unit_test(test_windows),       cmocka_unit_test(test_swap),
-        cmocka_unit_test(test_one_hash),      cmocka_unit_test(test_no_prefix_cache),
-        cmocka_unit_test(test_narrow_tables), cmocka_unit_test(test_no_memory),
+        cmocka_unit_test(test_one_group),       cmocka_unit_test(test_several_groups),
+        cmocka_unit_test(test_windows),         cmocka_unit_test(test_swap),
+        cmocka_unit_test(test_one_hash),        cmocka_unit_test(test_policy),
+        cmocka_unit_test(test_no_prefix_cache), cmocka_unit_test(test_narrow_tables),
+        cmocka_unit_test(test_no_memory),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -9,8 +9,8 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     static const driver_params managers[] = {
         {.block_size = 4, .num_groups = 1, .swap_blocks = 20},
         {.block_size = 3, .num_groups = 2, .windows = {0, 5}, .swap_blocks = 12},
-        {.block_size = 2, .num_groups = 2, .windows = {3, 8}},
-        {.block_size = 1, .num_groups = 1, .max_blocks_per_seq = 9},
+        {.block_size = 2, .num_groups = 2, .windows = {3, 8}, .policy = true},
+        {.block_size = 1, .num_groups = 1, .max_blocks_per_seq = 9, .one_hash = true},
     };
     if (size == 0)
         return 0;
