@@ -79,7 +79,7 @@ static kvleaf_status open_worker(worker *w)
         status = kvleaf_cache_create(w->device,
                                      kvleaf_cache_params(.layers = layers, .num_layers = 1, .pools = &w->pool,
                                                          .num_pools = 1, .q_dtype = KVLEAF_F32, .out_dtype = KVLEAF_F32,
-                                                         .max_sequences = SEQS),
+                                                         .max_sequences = SEQS, .swap_blocks = BLOCKS),
                                      &w->cache);
     if (!status)
         status = kvleaf_plan_create(w->cache, kvleaf_plan_params(.max_tokens = ROWS, .steps_in_flight = 2), &w->plan);
@@ -117,7 +117,8 @@ static void load(const worker *w, cl_mem buffer, int32_t step, int32_t what, int
     clEnqueueWriteBuffer(w->queue, buffer, CL_TRUE, 0, (size_t)(ROWS * width) * sizeof *rows, rows, 0, NULL, NULL);
 }
 
-/* Prompts in the first step, one token each in the others; the last sequence is a fork of the first. */
+/* Prompts in the first step, one token each in the others. The last sequence is a fork of the first, the second one has
+ * been to host memory and back. */
 static kvleaf_status make_batch(worker *w, int32_t step, kvleaf_batch_entry *batch)
 {
     static const int32_t prompts[SEQS] = {6, 9, 1};
@@ -132,6 +133,11 @@ static kvleaf_status make_batch(worker *w, int32_t step, kvleaf_batch_entry *bat
             if (!status)
                 status = kvleaf_seq_fork(w->cache, w->seqs[0], 5, &w->seqs[i]);
         }
+        const kvleaf_exec exec = {.struct_size = sizeof exec, .queue = w->queue};
+        if (!status && step == 3 && i == 1)
+            status = kvleaf_seq_swap_out(w->cache, w->seqs[i], &exec);
+        if (!status && step == 3 && i == 1)
+            status = kvleaf_seq_swap_in(w->cache, w->seqs[i], &exec);
         ids[0] = 100 + i; /* no prompt is found in another */
         if (!status)
             status = kvleaf_seq_extend(w->cache, w->seqs[i], &tokens, NULL);
