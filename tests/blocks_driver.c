@@ -49,9 +49,25 @@ static uint64_t now(void *user)
     return d->pair.m.now_ms;
 }
 
-/* A block enters the index once and leaves it once. */
+static bool same_hash(const uint64_t a[2], const uint64_t b[2])
+{
+    return a[0] == b[0] && a[1] == b[1];
+}
+
+/* Whether a block of the primary group is stored whose hash, or whose parent's, is this. */
+static bool is_told(const driver *d, const uint64_t hash[2], bool as_parent)
+{
+    int32_t group = d->pair.m.primary;
+    for (int32_t block = 0; block < MODEL_BLOCKS; block++)
+        if (d->found[group][block] && same_hash(as_parent ? d->parents[block] : d->hashes[block], hash))
+            return true;
+    return false;
+}
+
+/* A block enters the index once and leaves it once, a parent before what continues it, and after. */
 static void take_note(void *user, const kvleaf_event *event)
 {
+    static const uint64_t none[2] = {0, 0};
     driver *d = user;
     if (event->type == KVLEAF_EVENT_CLEARED) {
         memset(d->found, 0, sizeof d->found);
@@ -62,6 +78,14 @@ static void take_note(void *user, const kvleaf_event *event)
         pair_wrong(&d->pair, "an event that block %d of group %d is %s", event->block, event->group,
                    stored ? "stored" : "removed");
     *found = stored;
+    if (event->group != d->pair.m.primary || d->pair.real->index.one_hash)
+        return;
+    bool right = stored ? same_hash(event->parent, none) || is_told(d, event->parent, false)
+                        : same_hash(event->hash, d->hashes[event->block]) && !is_told(d, event->hash, true);
+    if (!right)
+        pair_wrong(&d->pair, "block %d is %s out of turn", event->block, stored ? "stored" : "removed");
+    memcpy(d->hashes[event->block], event->hash, sizeof event->hash);
+    memcpy(d->parents[event->block], event->parent, sizeof event->parent);
 }
 
 static void note_added(void *user, const kvleaf_cached_block *block)

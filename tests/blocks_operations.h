@@ -17,9 +17,10 @@ struct driver {
     int32_t step[MODEL_SEQUENCES]; /* the open step that a sequence is in, or NO_STEP */
     int32_t ids[MODEL_TOKENS];     /* work space of an extend */
     int32_t prompts[PROMPTS][MODEL_TOKENS];
-    int32_t prompt[MODEL_SEQUENCES];         /* which of them a sequence follows */
-    bool found[MODEL_GROUPS][MODEL_BLOCKS];  /* blocks that the prefix index finds, by its events */
-    bool cached[MODEL_GROUPS][MODEL_BLOCKS]; /* those that the eviction policy was told of */
+    int32_t prompt[MODEL_SEQUENCES];                            /* which of them a sequence follows */
+    bool found[MODEL_GROUPS][MODEL_BLOCKS];                     /* blocks that the prefix index finds, by its events */
+    uint64_t hashes[MODEL_BLOCKS][2], parents[MODEL_BLOCKS][2]; /* of those of the primary group */
+    bool cached[MODEL_GROUPS][MODEL_BLOCKS];                    /* those that the eviction policy was told of */
     int32_t priority[MODEL_GROUPS][MODEL_BLOCKS];
     kvleaf_seq destroyed, foreign; /* handles that must be refused */
     kvleaf_blocks *other;          /* whose handle `foreign` is */
