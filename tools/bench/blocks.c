@@ -2,6 +2,8 @@
 /* Blocks taken and given, and what of a decode step is the host's before its first launch. */
 #include "bench/host.h"
 
+#include <kvleaf/cache.h>
+
 #include <stdio.h>
 #include <stdlib.h>
 

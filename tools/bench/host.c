@@ -1,6 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "bench/host.h"
 
+#include <kvleaf/cache.h>
+
 #include <stdio.h>
 #include <stdlib.h>
 
