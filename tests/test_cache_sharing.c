@@ -4,6 +4,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "attention/state.h"
+#include "cache/cache.h"
 #include "rig.h"
 
 /* All bytes of the pool, to see which blocks changed. */
@@ -266,6 +268,55 @@ static void test_random(void **state)
     rig_close(&r);
 }
 
+/* Forks decode over their common blocks: a plan that reads them once for all gives the bits of one that doesn't. */
+static void test_common_blocks_are_read_once(void **state)
+{
+    (void)state;
+    rig r;
+    rig_params p = rig_defaults();
+    p.num_blocks = 300;
+    rig_open(&r, &p);
+    kvleaf_plan *plans[2] = {NULL, NULL};
+    for (int i = 0; i < 2; i++)
+        ASSERT_OK(kvleaf_plan_create(r.cache,
+                                     kvleaf_plan_params(.max_entries = 8, .max_tokens = 256,
+                                                        .sharing = i ? KVLEAF_SHARING_OFF : KVLEAF_SHARING_ALWAYS),
+                                     &plans[i]));
+    rig_seq *seqs[4] = {rig_seq_new(&r)};
+    rig_extend(&r, seqs[0], 1050);
+    for (int32_t left = 1050; left > 0; left -= 250)
+        rig_run_one(&r, seqs[0], left < 250 ? left : 250, KVLEAF_FAMILY_AUTO, "prompt");
+    for (int32_t i = 1; i < 4; i++)
+        seqs[i] = rig_seq_fork(&r, seqs[0], 1050 - 300 * (i - 1)); /* 1050, 750, 450 tokens in common */
+    rig_step step = {.seqs = {seqs[0], seqs[1], seqs[2], seqs[3]}, .num_q = {1, 1, 1, 1}, .n = 4};
+    for (int32_t i = 0; i < 4; i++)
+        rig_extend(&r, seqs[i], 1);
+    size_t bytes = 4 * rig_row_bytes(&r, 0);
+    uint8_t *rows = malloc(bytes * (size_t)p.num_layers);
+    int32_t pieces[2];
+    assert_non_null(rows);
+    for (int i = 0; i < 2; i++) {
+        step.plan = plans[i];
+        ASSERT_OK(rig_build(&r, &step));
+        pieces[i] = plans[i]->groups[0].engine->now.num_splits;
+        rig_layers(&r, &step, i ? "apart" : "together");
+        for (int32_t layer = 0; layer < p.num_layers; layer++) {
+            if (i)
+                assert_memory_equal(rows + (size_t)layer * bytes, rig_out(&r, layer, 0), bytes);
+            else
+                memcpy(rows + (size_t)layer * bytes, rig_out(&r, layer, 0), bytes);
+        }
+        ASSERT_OK(kvleaf_plan_rollback(plans[i]));
+    }
+    assert_true(pieces[0] <= pieces[1]);
+    if (plans[0]->groups[0].engine->chosen[KVL_DECODE].variant->shared_pairs)
+        assert_int_equal(pieces[0], pieces[1] - 3); /* the first split of three rows, the second of two */
+    free(rows);
+    for (int i = 0; i < 2; i++)
+        kvleaf_plan_destroy(&plans[i]);
+    rig_close(&r);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -274,6 +325,7 @@ int main(void)
         cmocka_unit_test(test_fork_beside_an_open_step),
         cmocka_unit_test(test_rollback_with_copies),
         cmocka_unit_test(test_beams),
+        cmocka_unit_test(test_common_blocks_are_read_once),
         cmocka_unit_test(test_random),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

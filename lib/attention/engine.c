@@ -49,7 +49,7 @@ static uint64_t device_bytes(const kvl_engine *engine)
 static uint64_t host_bytes(const kvl_engine *engine)
 {
     const kvl_engine_params *params = &engine->params;
-    uint64_t slot = sizeof(kvl_slot) + (uint64_t)engine->capacity.ints * sizeof(int32_t);
+    uint64_t slot = sizeof(kvl_staging_slot) + (uint64_t)engine->capacity.ints * sizeof(int32_t);
     uint64_t row = sizeof(kvl_row) + (3 + BUCKETS_A_ROW) * sizeof(int32_t);
     return sizeof *engine + slot * (uint64_t)params->steps_in_flight + (uint64_t)params->max_seqs * sizeof(int32_t) +
            row * (uint64_t)engine->capacity.rows;
@@ -260,7 +260,7 @@ const char *kvl_engine_variant(const kvl_engine *engine, const char *operation)
 }
 
 /* Whether a slot's upload is over; then its event is released. */
-static kvleaf_status look_at_slot(kvl_engine *engine, kvl_slot *slot, bool *over)
+static kvleaf_status look_at_slot(kvl_engine *engine, kvl_staging_slot *slot, bool *over)
 {
     const kvleaf_opencl *cl = engine->device->cl;
     cl_int state = CL_COMPLETE;
@@ -281,7 +281,7 @@ static kvleaf_status look_at_slot(kvl_engine *engine, kvl_slot *slot, bool *over
 }
 
 /* A slot whose upload is over, or NULL. All are looked at, so that a failure shows at the next step. */
-static kvleaf_status free_slot(kvl_engine *engine, kvl_slot **out)
+static kvleaf_status free_slot(kvl_engine *engine, kvl_staging_slot **out)
 {
     *out = NULL;
     for (int32_t i = 0; i < engine->params.steps_in_flight; i++) {
@@ -303,7 +303,7 @@ cl_int kvl_engine_failure(const kvl_engine *engine)
 kvleaf_status kvl_engine_begin(kvl_engine *engine, const kvl_counts *counts, kvl_staging *out)
 {
     kvl_schedule at;
-    kvl_slot *slot;
+    kvl_staging_slot *slot;
     kvleaf_status status = kvl_schedule_begin(engine, counts, &at);
     if (!status)
         status = free_slot(engine, &slot);
@@ -348,7 +348,7 @@ static kvleaf_status run_resolve(kvl_engine *engine, const kvl_schedule *at, con
 
 kvleaf_status kvl_engine_submit(kvl_engine *engine, const kvl_step *step, kvl_chain *chain)
 {
-    kvl_slot *slot = engine->open;
+    kvl_staging_slot *slot = engine->open;
     kvl_schedule at = engine->begun;
     engine->open = NULL;
     kvleaf_status status = kvl_schedule_build(engine, step, slot->host, &at);

@@ -31,10 +31,10 @@ typedef struct kvl_capacity {
     int64_t ints; /* of the whole array */
 } kvl_capacity;
 
-typedef struct kvl_slot {
+typedef struct kvl_staging_slot {
     int32_t *host;     /* [capacity.ints] */
     cl_event uploaded; /* of the write that reads it; NULL = free */
-} kvl_slot;
+} kvl_staging_slot;
 
 /* A row of the decode family, which sees the keys first .. end-1 of its sequence: first may be negative, end too where
  * it sees none. */
@@ -52,13 +52,13 @@ struct kvl_engine {
     cl_mem meta, partials, decode_counter, prefill_counter;
     kvl_capacity capacity;
     int32_t tile_queries, tile_heads; /* of a prefill item */
-    kvl_slot *slots;                  /* [params.steps_in_flight] */
+    kvl_staging_slot *slots;          /* [params.steps_in_flight] */
     int32_t *order;                   /* [max_seqs] scratch: prefill entries by descending work */
     kvl_row *rows;                    /* [capacity.rows] scratch: of the step, in the order of the batch */
     int32_t *row_order, *shared;      /* [capacity.rows] scratch: rows as they stand on the device, and how many splits
                                          of each are also the next one's */
     int32_t *keys, *buckets;          /* [capacity.rows], [4 * capacity.rows] scratch of the order */
-    kvl_slot *open;                   /* begun and not submitted */
+    kvl_staging_slot *open;           /* begun and not submitted */
     kvl_schedule begun, now;
     cl_int failure; /* of an upload, on the device */
 };
