@@ -186,7 +186,7 @@ void operate_begin(driver *d)
 {
     kvleaf_seq handles[MODEL_SEQUENCES];
     int32_t seqs[MODEL_SEQUENCES], num_q[MODEL_SEQUENCES], n = 0, step = closed_step(d);
-    bool careless = driver_one_in(d, 6);
+    bool careless = driver_one_in(d, 6), late = driver_one_in(d, 4);
     if (step == NO_STEP)
         return;
     for (int32_t i = 0; i < MODEL_SEQUENCES; i++) {
@@ -198,15 +198,15 @@ void operate_begin(driver *d)
         handles[n] = d->pair.handles[i];
         num_q[n++] = driver_choose(d, 3) ? most : 1 + driver_choose(d, most);
     }
-    pair_note(&d->pair, "begin step %d of %d sequences%s", step, n, careless ? ", careless" : "");
+    pair_note(&d->pair, "begin step %d of %d sequences%s%s", step, n, careless ? ", careless" : "",
+              late ? ", copies later" : "");
     kvleaf_status expected = model_begin(&d->pair.m, seqs, num_q, n);
     if (!driver_answered(d, kvleaf_blocks_step_begin(d->pair.real, handles, num_q, n), expected))
         return;
     for (int32_t i = 0; i < n; i++)
         d->step[seqs[i]] = step;
-    for (int32_t group = 0; group < d->pair.m.p.num_groups; group++)
-        if (!careless)
-            copy_blocks(d, group, -1);
+    for (int32_t group = 0; !late && group < d->pair.m.p.num_groups; group++)
+        copy_blocks(d, group, -1);
 }
 
 /* The sequences of an open step. */
