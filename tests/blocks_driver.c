@@ -257,6 +257,7 @@ driver *driver_create(const driver_params *params, uint64_t seed, const uint8_t 
         for (int32_t j = 0; j < MODEL_TOKENS; j++)
             d->prompts[i][j] = (int32_t)(next_random(d) % WORDS);
     d->failing = params->failing;
+    d->stray = params->stray ? params->stray : 200;
     d->bytes = bytes;
     d->left = size;
     return d;

@@ -25,6 +25,7 @@ typedef struct driver_params {
     bool one_hash;              /* all hashes are one: what is found must not depend on them */
     int32_t max_blocks_per_seq; /* 0 = all */
     int32_t failing;            /* one allocation in so many fails; 0 = none */
+    int32_t stray;              /* one id in so many is not its prompt's; 0 = 200 */
 } driver_params;
 
 typedef struct driver driver;

@@ -12,7 +12,7 @@ kvleaf_seq_params driver_seq_params(driver *d)
     if (driver_one_in(d, 4))
         params.priority = KVLEAF_PRIORITY_LOW + driver_choose(d, KVLEAF_PRIORITY_HIGH - KVLEAF_PRIORITY_LOW + 1);
     if (driver_one_in(d, 4))
-        params.ttl_ms = (uint64_t)(1 + driver_choose(d, 200));
+        params.ttl_ms = 20 * (uint64_t)(1 + driver_choose(d, 10));
     params.no_prefix = driver_one_in(d, 12);
     return params;
 }
@@ -37,7 +37,8 @@ void operate_create(driver *d)
 void driver_ids(driver *d, int32_t prompt, int64_t from, int64_t count)
 {
     for (int64_t i = 0; i < count; i++)
-        d->ids[i] = driver_one_in(d, 200) ? driver_choose(d, WORDS) : d->prompts[prompt][(from + i) % MODEL_TOKENS];
+        d->ids[i] =
+            driver_one_in(d, d->stray) ? driver_choose(d, WORDS) : d->prompts[prompt][(from + i) % MODEL_TOKENS];
 }
 
 /* Up to two pictures among the tokens, not many different ones. */

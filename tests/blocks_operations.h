@@ -12,7 +12,7 @@ enum { STEPS = 3, PROMPTS = 3, WORDS = 3, NO_STEP = -1 };
 struct driver {
     blocks_pair pair;
     model before; /* the last operation, where allocations may fail */
-    int32_t failing;
+    int32_t failing, stray;
     driver_tally tally;
     int32_t step[MODEL_SEQUENCES]; /* the open step that a sequence is in, or NO_STEP */
     int32_t ids[MODEL_TOKENS];     /* work space of an extend */

@@ -77,7 +77,7 @@ void operate_unpin(driver *d)
 
 void operate_wait(driver *d)
 {
-    int32_t ms = driver_choose(d, 60);
+    int32_t ms = 20 * driver_choose(d, 4); /* so that times end to the millisecond */
     pair_note(&d->pair, "wait %d ms", ms);
     d->pair.m.now_ms += (uint64_t)ms;
 }

@@ -47,6 +47,16 @@ static void test_one_group(void **state)
     assert_met(&tally);
 }
 
+/* Prompts that part at every block: blocks with many that continue them. */
+static void test_many_branches(void **state)
+{
+    driver_tally tally = {0};
+    (void)state;
+    run(&(driver_params){.block_size = 3, .num_groups = 1, .stray = 3}, 5, 2000, &tally);
+    assert_met(&tally);
+    assert_true(tally.partial_hits > tally.operations / 300);
+}
+
 static void test_several_groups(void **state)
 {
     driver_tally tally = {0};
@@ -143,11 +153,11 @@ int main(int argc, char **argv)
         base_seed = strtoull(argv[1], NULL, 10);
     printf("seed %llu\n", (unsigned long long)base_seed);
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_one_group),       cmocka_unit_test(test_several_groups),
-        cmocka_unit_test(test_windows),         cmocka_unit_test(test_swap),
-        cmocka_unit_test(test_one_hash),        cmocka_unit_test(test_policy),
-        cmocka_unit_test(test_no_prefix_cache), cmocka_unit_test(test_narrow_tables),
-        cmocka_unit_test(test_no_memory),
+        cmocka_unit_test(test_one_group),      cmocka_unit_test(test_many_branches),
+        cmocka_unit_test(test_several_groups), cmocka_unit_test(test_windows),
+        cmocka_unit_test(test_swap),           cmocka_unit_test(test_one_hash),
+        cmocka_unit_test(test_policy),         cmocka_unit_test(test_no_prefix_cache),
+        cmocka_unit_test(test_narrow_tables),  cmocka_unit_test(test_no_memory),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
