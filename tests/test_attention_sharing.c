@@ -47,14 +47,8 @@ static int32_t some_pairs(const kvl_geometry *geometry)
     return pairs;
 }
 
-static int32_t three(const kvl_geometry *geometry)
-{
-    (void)geometry;
-    return 3;
-}
-
 static const kvl_variant sharing_variant = {
-    .family = "decode", .name = "made up", .split_tokens = TOKENS, .shared_pairs = some_pairs, .share_from = three};
+    .family = "decode", .name = "made up", .split_tokens = TOKENS, .shared_pairs = some_pairs, .share_from = 3};
 
 typedef struct scene {
     kvl_engine engine;
@@ -184,7 +178,7 @@ static void test_rows_are_grouped_by_their_blocks(void **state)
         kvl_rows_write(&s.engine, &step, s.meta, &s.at, NULL);
         if (sharing == KVLEAF_SHARING_ALWAYS && pairs >= 2)
             check_order(&s);
-        check_pieces(&s, sharing == KVLEAF_SHARING_AUTO ? three(NULL) : 2);
+        check_pieces(&s, sharing == KVLEAF_SHARING_AUTO ? sharing_variant.share_from : 2);
         if (sharing == KVLEAF_SHARING_OFF)
             assert_int_equal(s.at.num_splits, splits);
         pieces[sharing] += (int32_t)splits - s.at.num_splits;
@@ -197,6 +191,7 @@ static void test_rows_are_grouped_by_their_blocks(void **state)
 
 static const problem_geometry geometries[] = {
     {KVLEAF_F32, KVLEAF_F32, KVLEAF_F32, PROBLEM_PACKED, KVLEAF_LAYOUT_CPU16, 24, 2, 16, 16, 0, 0, false},
+    {KVLEAF_F16, KVLEAF_F16, KVLEAF_F32, PROBLEM_PACKED, KVLEAF_LAYOUT_CPU16, 4, 2, 80, 16, 0, 0, false},
     {KVLEAF_F16, KVLEAF_F16, KVLEAF_F32, PROBLEM_NHD, KVLEAF_LAYOUT_STRIDED, 4, 2, 24, 5, 0, 0, true},
 };
 

@@ -98,24 +98,27 @@ inline void load_q(__global const Q_ELEM *q, long4 q_view, const piece *now, flo
     }
 }
 
-/* What four streams read and prefetch in one step: a part (64 dims) of a KV head. */
+/* What four streams read and prefetch in one step: a part (64 dims) of a KV head. Several rows widen it once for all of
+ * them: where `wide` is given, and then it is a constant that it is, vectors come from there. */
+typedef const float16 (*wide_parts)[PART_VECTORS * LANES];
 #if KV_LAYOUT == LAYOUT_CPU16
+#define WIDENS (KV_DTYPE != DTYPE_F32)
 typedef __global const KV_ELEM *unit_pointer;
-#define LOAD_UNIT(p, i) LOAD16_KV((p) + (i) * LANES)
+#define LOAD_UNIT(unit, wide, x, i) (WIDENS && (wide) ? (wide)[x][i] : LOAD16_KV((unit)[x] + (i) * LANES))
 #define PREFETCH_LINES(p, line, count)                                                                                 \
     EACH_OF(l, 4, count)                                                                                               \
         PREFETCH_NEAR((__global const char *)(p) + ((line) + l) * LINE_BYTES)
 #else
 typedef const float16 *unit_pointer;
-#define LOAD_UNIT(p, i) ((p)[i])
+#define LOAD_UNIT(unit, wide, x, i) ((unit)[x][i])
 #define PREFETCH_LINES(p, line, count)
 #endif
 #define VECTOR_BYTES (LANES * (int)sizeof(KV_ELEM))
 
 /* Adds what one part of the dims, `dims` of them, gives to the scores of a tile of heads against four units. q: the
  * tile's rows, from the part on. scores: where the first row's go. */
-MUST_INLINE void add_scores(const float *q, const unit_pointer *unit, const unit_pointer *ahead, bool first, int dims,
-                            float16 *scores)
+MUST_INLINE void add_scores(const float *q, const unit_pointer *unit, wide_parts wide, const unit_pointer *ahead,
+                            bool first, int dims, float16 *scores)
 {
     float16 sum[STREAMS][TILE_HEADS];
     UNROLL for (int x = 0; x < STREAMS; x++)
@@ -123,13 +126,13 @@ MUST_INLINE void add_scores(const float *q, const unit_pointer *unit, const unit
             sum[x][h] = first ? (float16)(0.0f) : scores[h * SPLIT_UNITS + x];
     int d = 0;
     for (; d + 4 <= dims; d += 4) {
-        UNROLL for (int x = 0; x < STREAMS; x++) {
+        UNROLL for (int x = 0; x < STREAMS && !wide; x++) {
             PREFETCH_LINES(ahead[x], d * VECTOR_BYTES / LINE_BYTES, 4 * VECTOR_BYTES / LINE_BYTES);
         }
         UNROLL for (int u = 0; u < 4; u++) {
             float16 k[STREAMS];
             UNROLL for (int x = 0; x < STREAMS; x++)
-                k[x] = LOAD_UNIT(unit[x], d + u);
+                k[x] = LOAD_UNIT(unit, wide, x, d + u);
             UNROLL for (int h = 0; h < TILE_HEADS; h++)
                 UNROLL for (int x = 0; x < STREAMS; x++)
                     sum[x][h] = fma((float16)(q[h * PADDED_DIM + d + u]), k[x], sum[x][h]);
@@ -138,7 +141,7 @@ MUST_INLINE void add_scores(const float *q, const unit_pointer *unit, const unit
     for (; d < dims; d++)
         UNROLL for (int h = 0; h < TILE_HEADS; h++)
             UNROLL for (int x = 0; x < STREAMS; x++)
-                sum[x][h] = fma((float16)(q[h * PADDED_DIM + d]), LOAD_UNIT(unit[x], d), sum[x][h]);
+                sum[x][h] = fma((float16)(q[h * PADDED_DIM + d]), LOAD_UNIT(unit, wide, x, d), sum[x][h]);
     UNROLL for (int h = 0; h < TILE_HEADS; h++)
         UNROLL for (int x = 0; x < STREAMS; x++)
             scores[h * SPLIT_UNITS + x] = sum[x][h];
@@ -151,8 +154,8 @@ MUST_INLINE void add_scores(const float *q, const unit_pointer *unit, const unit
  * the first unit. Of the 64 tokens the row sees those from `skip` to `tokens`; only they are read. vectors: of the
  * part, a constant where this is called; the loops name the larger bound too, so that they unroll before they are
  * inlined. */
-MUST_INLINE void add_values(const float *weights, const unit_pointer *unit, const unit_pointer *ahead,
-                            int skip, int tokens, const int vectors, float16 *acc)
+MUST_INLINE void add_values(const float *weights, const unit_pointer *unit, wide_parts wide,
+                            const unit_pointer *ahead, int skip, int tokens, const int vectors, float16 *acc)
 {
     float16 sum[TILE_HEADS][PART_VECTORS];
     UNROLL for (int h = 0; h < TILE_HEADS; h++)
@@ -161,11 +164,13 @@ MUST_INLINE void add_values(const float *weights, const unit_pointer *unit, cons
     if (skip == 0 && tokens == GROUP_TOKENS) {
         for (int t = 0; t < UNIT_TOKENS; t++) {
             UNROLL for (int x = 0; x < STREAMS; x++) {
-                PREFETCH_LINES(ahead[x], t * vectors * VECTOR_BYTES / LINE_BYTES,
-                               (vectors * VECTOR_BYTES + LINE_BYTES - 1) / LINE_BYTES);
+                if (!wide) {
+                    PREFETCH_LINES(ahead[x], t * vectors * VECTOR_BYTES / LINE_BYTES,
+                                   (vectors * VECTOR_BYTES + LINE_BYTES - 1) / LINE_BYTES);
+                }
                 float16 v[PART_VECTORS];
                 EACH_OF(i, PART_VECTORS, vectors)
-                    v[i] = LOAD_UNIT(unit[x], t * vectors + i);
+                    v[i] = LOAD_UNIT(unit, wide, x, t * vectors + i);
                 UNROLL for (int h = 0; h < TILE_HEADS; h++)
                     EACH_OF(i, PART_VECTORS, vectors)
                         sum[h][i] = fma((float16)(weights[h * SPLIT_TOKENS + x * UNIT_TOKENS + t]), v[i], sum[h][i]);
@@ -175,7 +180,7 @@ MUST_INLINE void add_values(const float *weights, const unit_pointer *unit, cons
         for (int at = skip; at < tokens; at++) {
             int t = at % UNIT_TOKENS;
             EACH_OF(i, PART_VECTORS, vectors) {
-                float16 v = LOAD_UNIT(unit[at / UNIT_TOKENS], t * vectors + i);
+                float16 v = LOAD_UNIT(unit, wide, at / UNIT_TOKENS, t * vectors + i);
                 UNROLL for (int h = 0; h < TILE_HEADS; h++)
                     sum[h][i] = fma((float16)(weights[h * SPLIT_TOKENS + at]), v, sum[h][i]);
             }
@@ -288,18 +293,37 @@ inline void share_ahead(const reading *at, int tile, int tiles, unit_pointer *ah
         ahead[x] = x * min(tiles, STREAMS) / STREAMS == tile ? at->ahead[x] : at->unit[x];
 }
 
+/* Widens `count` vectors of each stream, and prefetches as many of the step ahead. */
+inline void widen_part(const reading *at, int count, float16 (*wide)[PART_VECTORS * LANES])
+{
+    for (int x = 0; x < STREAMS; x++) {
+        for (int i = 0; i < count; i++) {
+            PREFETCH_NEAR(at->ahead[x] + i * LANES);
+            wide[x][i] = LOAD16_KV(at->unit[x] + i * LANES);
+        }
+    }
+}
+
 inline void score_piece(const streams *from, const piece *now, long head_stride, const float16 *q_rows, float16 *scores)
 {
     for (int group = 0; group < from->groups; group++) {
         for (int kv = 0; kv < now->kv_heads; kv++) {
             for (int part = 0; part < PARTS; part++) {
                 reading at = find_reading(from->unit + group * STREAMS, now, head_stride, kv, part);
+                float16 wide[STREAMS][PART_VECTORS * LANES];
+                bool widens = WIDENS && now->rows > 1;
+                if (widens)
+                    widen_part(&at, PART_DIMS(part), wide);
                 for (int tile = 0; tile < now->tiles; tile++) {
                     int row = PIECE_ROW(now, kv, tile);
+                    const float *q = (const float *)(q_rows + row * VECTORS + part * PART_VECTORS);
+                    float16 *sums = scores + row * SPLIT_UNITS + group * STREAMS;
                     unit_pointer ahead[STREAMS];
                     share_ahead(&at, tile, now->tiles, ahead);
-                    add_scores((const float *)(q_rows + row * VECTORS + part * PART_VECTORS), at.unit, ahead, part == 0,
-                               PART_DIMS(part), scores + row * SPLIT_UNITS + group * STREAMS);
+                    if (widens)
+                        add_scores(q, at.unit, wide, ahead, part == 0, PART_DIMS(part), sums);
+                    else
+                        add_scores(q, at.unit, 0, ahead, part == 0, PART_DIMS(part), sums);
                 }
             }
         }
@@ -313,16 +337,24 @@ inline void sum_piece(const streams *from, const piece *now, long head_stride, c
         for (int kv = 0; kv < now->kv_heads; kv++) {
             for (int part = 0; part < PARTS; part++) {
                 reading at = find_reading(from->unit + (from->groups + group) * STREAMS, now, head_stride, kv, part);
+                float16 wide[STREAMS][PART_VECTORS * LANES];
+                bool widens = WIDENS && now->rows > 1;
+                if (widens)
+                    widen_part(&at, UNIT_TOKENS * (part < FULL_PARTS ? PART_VECTORS : LAST_VECTORS), wide);
                 for (int tile = 0; tile < now->tiles; tile++) {
                     int row = PIECE_ROW(now, kv, tile);
                     const float *weights = (const float *)(scores + row * SPLIT_UNITS + group * STREAMS);
                     float16 *sums = acc + row * VECTORS + part * PART_VECTORS;
                     unit_pointer ahead[STREAMS];
                     share_ahead(&at, tile, now->tiles, ahead);
-                    if (part < FULL_PARTS)
-                        add_values(weights, at.unit, ahead, skip, tokens, PART_VECTORS, sums);
+                    if (widens && part < FULL_PARTS)
+                        add_values(weights, at.unit, wide, ahead, 0, GROUP_TOKENS, PART_VECTORS, sums);
+                    else if (widens)
+                        add_values(weights, at.unit, wide, ahead, 0, GROUP_TOKENS, LAST_VECTORS, sums);
+                    else if (part < FULL_PARTS)
+                        add_values(weights, at.unit, 0, ahead, skip, tokens, PART_VECTORS, sums);
                     else
-                        add_values(weights, at.unit, ahead, skip, tokens, LAST_VECTORS, sums);
+                        add_values(weights, at.unit, 0, ahead, skip, tokens, LAST_VECTORS, sums);
                 }
             }
         }
@@ -351,7 +383,7 @@ inline void score_piece(__global const KV_ELEM *k, long4 view, __global const in
             for (int x = 0; x < STREAMS; x++)
                 stage_k(k + kv * view.s3, at + x * UNIT_TOKENS, kv + 1 < now->kv_heads ? view.s3 : 0, staged[x]);
             for (int tile = 0; tile < now->tiles; tile++)
-                add_scores((const float *)(q_rows + PIECE_ROW(now, kv, tile) * VECTORS), unit, unit, true, HEAD_DIM,
+                add_scores((const float *)(q_rows + PIECE_ROW(now, kv, tile) * VECTORS), unit, 0, unit, true, HEAD_DIM,
                            scores + PIECE_ROW(now, kv, tile) * SPLIT_UNITS + group * STREAMS);
         }
     }
@@ -376,9 +408,9 @@ inline void sum_piece(__global const KV_ELEM *v, long4 view, __global const int 
                 const float *weights = (const float *)(scores + row * SPLIT_UNITS + group * STREAMS);
                 float16 *sums = acc + row * VECTORS + part * PART_VECTORS;
                 if (part < FULL_PARTS)
-                    add_values(weights, unit, unit, skip, tokens, PART_VECTORS, sums);
+                    add_values(weights, unit, 0, unit, skip, tokens, PART_VECTORS, sums);
                 else
-                    add_values(weights, unit, unit, skip, tokens, LAST_VECTORS, sums);
+                    add_values(weights, unit, 0, unit, skip, tokens, LAST_VECTORS, sums);
             }
         }
     }

@@ -35,7 +35,7 @@ static int32_t share_from(const kvl_engine *engine)
         return 0;
     if (variant->shared_pairs(&engine->params.geometry) < 2)
         return 0;
-    return engine->params.sharing == KVLEAF_SHARING_ALWAYS ? 2 : variant->share_from(&engine->params.geometry);
+    return engine->params.sharing == KVLEAF_SHARING_ALWAYS ? 2 : variant->share_from;
 }
 
 /* Row `query` of a sequence. Where its length is a bound that the device will lower, the range of keys moves down with

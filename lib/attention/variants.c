@@ -157,14 +157,6 @@ static int32_t cpu_pairs(const kvl_geometry *geometry)
     return CPU_PIECE_HEADS / (tiles * (int32_t)kvl_ceil_div(group, tiles));
 }
 
-/* 2048 shared tokens and 16 of their own, on two cores: in f32 1.7 times as fast with 2 rows, 3 times with 16; the same
- * for 16-bit rows, which are staged once for all. Packed 16-bit units are widened for each row again, and widening is
- * what they take their time for: 0.8 to 2 times, 1.0 in the mean. */
-static int32_t cpu_share_from(const kvl_geometry *geometry)
-{
-    return geometry->layout == KVLEAF_LAYOUT_CPU16 && geometry->kv_dtype != KVLEAF_F32 ? 0 : 2;
-}
-
 static const kvl_variant append_table[] = {
     {.family = "append",
      .name = "portable",
@@ -250,7 +242,7 @@ static const kvl_variant decode_table[] = {
      .persistent = true,
      .split_tokens = 512,
      .shared_pairs = cpu_pairs,
-     .share_from = cpu_share_from},
+     .share_from = 2}, /* kvleaf-bench decode --shared-prefix 2048: PERFORMANCE.md */
 };
 
 static const kvl_variant prefill_table[] = {

@@ -49,9 +49,9 @@ typedef struct kvl_variant {
      * take, a power of two. */
     int32_t (*longest_run)(const kvl_geometry *geometry);
     /* decode: NULL, or a piece of work may be a split that several rows have in the same blocks: how many pairs of
-     * a row and a KV head at most. share_from: rows from which that was measured to be faster; 0 = never. */
+     * a row and a KV head at most. share_from: rows from which that was measured to be faster. */
     int32_t (*shared_pairs)(const kvl_geometry *geometry);
-    int32_t (*share_from)(const kvl_geometry *geometry);
+    int32_t share_from;
 } kvl_variant;
 
 typedef struct kvl_chosen {
