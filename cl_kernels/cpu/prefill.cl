@@ -208,7 +208,8 @@ MUST_INLINE void add_values(const float *weights, const unit_pointer *v, int off
         int end = min(UNIT_TOKENS, tokens - u * UNIT_TOKENS), open = min(UNIT_TOKENS, all - u * UNIT_TOKENS);
         int t = WINDOWED ? clamp(first[0] - u * UNIT_TOKENS, 0, UNIT_TOKENS) : 0;
         unit_pointer values = v[u] + offset + t * stride;
-        for (; WINDOWED && t < min(first[ROWS - 1] - u * UNIT_TOKENS, end); t++, values += stride)
+        /* Intel's vectoriser fails on the same bound as a condition of the loop. */
+        for (int lead = WINDOWED ? min(first[ROWS - 1] - u * UNIT_TOKENS, end) : 0; t < lead; t++, values += stride)
             add_token(weights + t, values, vectors, u * UNIT_TOKENS + t, first, visible, sum);
         for (; t + 2 <= open; t += 2, values += 2 * stride) {
             UNROLL for (int s = 0; s < 2; s++) {
