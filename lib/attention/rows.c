@@ -31,7 +31,7 @@ int32_t kvl_rows_item_ints(const kvl_engine *engine)
 static int32_t share_from(const kvl_engine *engine)
 {
     const kvl_variant *variant = variant_of(engine);
-    if (engine->params.sharing == KVLEAF_SHARING_OFF || !variant->shared_pairs)
+    if (engine->params.sharing == KVLEAF_SHARING_OFF || !variant->shared_pairs || !engine->params.geometry.block_size)
         return 0;
     if (variant->shared_pairs(&engine->params.geometry) < 2)
         return 0;
