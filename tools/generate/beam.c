@@ -66,7 +66,7 @@ static bool choose(scheduler *s, request *r, continuation *all, int32_t count, i
 {
     int32_t chosen = 0, generated = r->samples[0].length - r->prompt + 1;
     size_t old = (size_t)r->samples[0].length * sizeof(int32_t);
-    double scores[MAX_BEAM];
+    double scores[MAX_BEAM] = {0};
 
     qsort(all, (size_t)count, sizeof *all, by_score);
     for (int32_t i = 0; i < count && chosen < r->beam; i++) {
