@@ -94,7 +94,7 @@ print("{passed} passed, {failed} failed, {skipped} skipped".format(**last))' <"$
 }
 
 # A part of the unit tests under the sanitizers, in a build of their own. Kernels run as PoCL compiles them,
-# uninstrumented: as the unit tests before them left them in PoCL's cache.
+# uninstrumented: as the unit tests before them left them in PoCL's caches.
 sanitized_tests() {
     build_folder build-asan -Dwarning_level=3 -Dwerror=true -Dtools=false -Db_sanitize=address,undefined \
         -Db_lundef=false -Dbuildtype=debugoptimized -Doptimization=1 -Ddriver_caches="$PWD/$build/tests"
@@ -146,7 +146,8 @@ if [ -z "${OCL_ICD_VENDORS-}" ] && [ -f /etc/OpenCL/vendors/pocl.icd ]; then
 fi
 mkdir -p "$logs"
 build_folder "$build" -Dwarning_level=3 -Dwerror=true
-export XDG_CACHE_HOME=$PWD/$build/cache POCL_CACHE_DIR=$PWD/$build/cache/pocl
+# Stages outside Meson run one after the other, with the kernels that its tests leave in their first lane.
+export XDG_CACHE_HOME=$PWD/$build/cache POCL_CACHE_DIR=$PWD/$build/tests/lane-0/pocl
 mkdir -p "$POCL_CACHE_DIR"
 "$build"/tools/kvleaf-info >"$logs"/info.log 2>&1 || die "no OpenCL device: $(tail -n 1 "$logs"/info.log)"
 
