@@ -38,7 +38,7 @@ stage() {
     shift
     log=$logs/${name//[^A-Za-z0-9]/-}.log
     started=$(date +%s%N)
-    "$@" >"$log" 2>&1 </dev/null || code=$?
+    ("$@") >"$log" 2>&1 </dev/null || code=$?
     counts=$(tail -n 1 "$log" | grep -xE '[0-9]+ passed, [0-9]+ failed, [0-9]+ skipped')
     if [ -n "$counts" ]; then
         read -r p f s < <(tr -dc '0-9 \n' <<<"$counts" | tr -s ' ')
