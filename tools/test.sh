@@ -68,6 +68,28 @@ stage() {
     fi
 }
 
+# beside FUNCTION: runs its stages beside those that follow, up to `join`, which prints and counts them.
+beside() {
+    (
+        passed=0 failed=0 skipped=0 missed=()
+        "$1"
+        printf '%s\n' "${missed[@]-}" >"$logs"/beside.missed
+        echo "$passed $failed $skipped" >"$logs"/beside.counts
+    ) >"$logs"/beside.out 2>&1 &
+}
+
+join() {
+    local p=0 f=1 s=0 reason
+    wait
+    cat "$logs"/beside.out
+    read -r p f s <"$logs"/beside.counts
+    while IFS= read -r reason; do
+        [ -z "$reason" ] || missed+=("$reason")
+    done <"$logs"/beside.missed
+    rm -f "$logs"/beside.*
+    passed=$((passed + p)) failed=$((failed + f)) skipped=$((skipped + s))
+}
+
 # meson_suite FOLDER ARGUMENTS: runs Meson's tests there and counts their cases.
 meson_suite() {
     local folder=$1 code=0
@@ -102,7 +124,7 @@ sanitized_tests() {
         meson_suite build-asan --suite sanitized
 }
 
-# Each libFuzzer target over its corpus, and from there on for 10 seconds; what it crashes on stays in the logs' folder.
+# Each libFuzzer target over its corpus, and from there on for 8 seconds; what it crashes on stays in the logs' folder.
 fuzz() {
     local name found
     CC=clang build_folder build-fuzz -Dfuzz=true -Dtools=false -Dtests=false -Db_sanitize=address,undefined \
@@ -110,7 +132,7 @@ fuzz() {
     for name in tests/fuzz/*/; do
         name=$(basename "$name") found=$build/fuzz-$name
         mkdir -p "$found"
-        UBSAN_OPTIONS=halt_on_error=1:print_stacktrace=1 "build-fuzz/tests/fuzz/fuzz_$name" -max_total_time=10 \
+        UBSAN_OPTIONS=halt_on_error=1:print_stacktrace=1 "build-fuzz/tests/fuzz/fuzz_$name" -max_total_time=8 \
             -max_len=4096 -artifact_prefix="$logs/$name-" "$found" "tests/fuzz/$name" || return 1
     done
 }
@@ -134,6 +156,16 @@ left_out() {
 
 tidy() {
     printf '%s\n' lib/*/*.c | xargs -P "$(nproc)" -n 8 clang-tidy --quiet -p "$build" --warnings-as-errors='*'
+}
+
+# What needs no OpenCL device, for the core that kvleaf-check leaves idle while it waits for PoCL's compiler.
+static_checks() {
+    stage 'clang-tidy' tidy
+    stage 'cppcheck' cppcheck --quiet --error-exitcode=1 --std=c11 -I include -I lib -I cl_kernels --inline-suppr \
+        --enable=warning,performance,portability lib tools
+    stage 'offline compile for AMD' python3 tests/check_offline.py amd
+    stage 'offline compile for Intel' python3 tests/check_offline.py intel
+    stage 'fuzzing' fuzz
 }
 
 install_packages "${build_packages[@]}" "${test_packages[@]}"
@@ -163,17 +195,13 @@ if [ $quick -eq 1 ]; then
 else
     stage 'unit tests' meson_suite "$build" --suite unit
     stage 'repository' meson_suite "$build" --suite repository
+    beside static_checks
     stage 'kvleaf-check on PoCL' check_device
     stage 'tour of the seed documents' tour
+    join
     stage 'sanitizers' sanitized_tests
-    stage 'fuzzing' fuzz
     stage 'ThreadSanitizer' thread_sanitizer
-    stage 'clang-tidy' tidy
-    stage 'cppcheck' cppcheck --quiet --error-exitcode=1 --std=c11 -I include -I lib -I cl_kernels --inline-suppr \
-        --enable=warning,performance,portability lib tools
     stage 'other drivers' bash tests/drivers/run.sh "$build"
-    stage 'offline compile for AMD' python3 tests/check_offline.py amd
-    stage 'offline compile for Intel' python3 tests/check_offline.py intel
     stage 'the runner, small models' .venv/bin/python tests/test_generate_sharing.py
     stage 'the model' .venv/bin/python tests/test_generate.py
     stage 'the server' .venv/bin/python tests/test_serve.py

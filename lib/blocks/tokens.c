@@ -161,7 +161,7 @@ kvleaf_status kvleaf_blocks_seq_set_ids(kvleaf_blocks *blocks, kvleaf_seq seq, i
             return fail_gone(start + i);
         if (start + i < sequence->committed && *at != KVL_UNKNOWN && *at != ids[i])
             return kvl_fail(KVLEAF_INVALID, "ids", ids[i], *at, "token %lld is committed and has the id %d, not %d",
-                            (long long)(start + i), *at, ids[i]);
+                            (long long)start + (long long)i, *at, ids[i]);
     }
     for (int64_t i = 0; i < count; i++)
         *id_of(blocks, sequence, start + i) = ids[i];

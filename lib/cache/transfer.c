@@ -133,8 +133,7 @@ kvleaf_status kvleaf_seq_export(kvleaf_cache *cache, kvleaf_seq seq, int64_t sta
 kvleaf_status kvleaf_seq_import(kvleaf_cache *cache, kvleaf_seq seq, int64_t start, int64_t count, const void *bytes,
                                 uint64_t size, const kvleaf_exec *exec)
 {
-    range r = {
-        .cache = cache, .start = start, .count = count, .bytes = (unsigned char *)(uintptr_t)bytes, .import = true};
+    range r = {.cache = cache, .start = start, .count = count, .bytes = (unsigned char *)bytes, .import = true};
     kvleaf_status status = find_resident(cache, seq, &r.sequence);
     if (status)
         return status;

@@ -139,8 +139,8 @@ kvleaf_status kvl_pool_pairs(kvleaf_device *device, const kvleaf_block_copy *pai
 {
     cl_int error = CL_SUCCESS;
     size_t bytes = (size_t)count * sizeof *pairs;
-    *out = device->cl->CreateBuffer(device->context, CL_MEM_READ_ONLY | CL_MEM_COPY_HOST_PTR, bytes,
-                                    (void *)(uintptr_t)pairs, &error);
+    *out = device->cl->CreateBuffer(device->context, CL_MEM_READ_ONLY | CL_MEM_COPY_HOST_PTR, bytes, (void *)pairs,
+                                    &error);
     return *out ? KVLEAF_OK : kvl_fail_opencl("clCreateBuffer", error);
 }
 

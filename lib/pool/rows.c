@@ -158,6 +158,6 @@ kvleaf_status kvl_pool_write_rows(const kvleaf_pool *pool, const kvl_rows *rows,
                   .write = true,
                   .from = from > rows->start ? from : rows->start,
                   .to = rows->start + rows->count,
-                  .bytes = (unsigned char *)(uintptr_t)bytes};
+                  .bytes = (unsigned char *)bytes};
     return move(&t);
 }

@@ -5,8 +5,8 @@
 #   tests/drivers/run.sh [BUILD] [pocl | rusticl | intel | oclgrind]...      default: build; rusticl, intel, oclgrind
 #
 #   pocl      PoCL, the fixed list
-#   rusticl   Mesa's rusticl on llvmpipe: another compiler and another rounding, so slow that it gets the small list of
-#             the generic variants, whose source the others share
+#   rusticl   Mesa's rusticl on llvmpipe: another compiler and another rounding, so slow that it gets two shapes of the
+#             generic variants, whose source the others share
 #   intel     Intel's CPU runtime, from PyPI into the project's .venv: another vectoriser, sub-groups, half precision;
 #             the first half of the fixed list
 #   oclgrind  a simulator that sees accesses out of bounds and data races; the small list
@@ -74,8 +74,8 @@ run_rusticl() {
         skip rusticl "no mesa-opencl-icd with rusticl: $lost"
         return
     fi
-    OCL_ICD_VENDORS=$icd RUSTICL_ENABLE=llvmpipe check_driver rusticl "$lost" 600 "$check" --small --device rusticl \
-        --variant '*.portable'
+    OCL_ICD_VENDORS=$icd RUSTICL_ENABLE=llvmpipe check_driver rusticl "$lost" 600 "$check" --small --count 2 \
+        --device rusticl --variant '*.portable'
 }
 
 # The runtime's library, installed into .venv where it is missing.
