@@ -204,7 +204,7 @@ else
     stage 'other drivers' bash tests/drivers/run.sh "$build"
     stage 'the runner, small models' .venv/bin/python tests/test_generate_sharing.py
     stage 'the model' .venv/bin/python tests/test_generate.py
-    stage 'the server' .venv/bin/python tests/test_serve.py
+    stage 'the server' .venv/bin/python tests/test_serve.py --seconds 12
     stage 'the server with the model' .venv/bin/python tests/test_serve_model.py
 fi
 
