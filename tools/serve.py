@@ -25,7 +25,6 @@ from typing import Any
 from model_text import MODEL, PROGRAM, Failure, Text, enter_project_venv, require_files
 
 LOOPBACK = {"127.0.0.1", "::1", "localhost"}
-SHUTDOWN_SECONDS = 5
 
 
 def log(text: str) -> None:
@@ -101,12 +100,12 @@ async def serve(args: argparse.Namespace, text: Text, listener: socket.socket) -
     class Server(uvicorn.Server):
         async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
             """Takes no more requests; those that run may end within a while."""
-            asyncio.get_running_loop().call_later(SHUTDOWN_SECONDS, generator.give_up)
+            asyncio.get_running_loop().call_later(args.shutdown_seconds, generator.give_up)
             await super().shutdown(sockets)
 
     server = Server(uvicorn.Config(
         Guard(make_app(service), rules, done), lifespan="off", ws="none", log_config=None, access_log=False,
-        server_header=False, proxy_headers=False, timeout_graceful_shutdown=2 * SHUTDOWN_SECONDS))
+        server_header=False, proxy_headers=False, timeout_graceful_shutdown=args.shutdown_seconds + 5))
 
     def interrupt(*_: object) -> None:
         if not server.started:      # the server's own handler ends it in order
@@ -150,6 +149,8 @@ def parse_arguments() -> argparse.Namespace:
                       help="of a request, more gets status 413 (default 1 MiB)")
     load.add_argument("--body-seconds", type=at_least(1), default=30, metavar="N",
                       help="a body must be complete by then, else status 408 (default 30)")
+    load.add_argument("--shutdown-seconds", type=at_least(0), default=5, metavar="N",
+                      help="how long what runs may go on once the server is told to end (default 5)")
     model = parser.add_argument_group("model and cache, as kvleaf-generate has them")
     model.add_argument("--model", type=Path, default=MODEL, metavar="DIR")
     model.add_argument("--model-name", metavar="NAME", help="for clients (default: the folder's)")
