@@ -431,4 +431,16 @@ static inline void check_blocks(const kvleaf_blocks *blocks, int32_t withheld)
     assert_int_equal(all.tokens, tokens);
 }
 
+/* Ids to take prompts from. */
+static const int32_t line[64] = {1,  2,  3,  4,  5,  6,  7,  8,  9,  10, 11, 12, 13, 14, 15, 16, 17, 18, 19, 20, 21, 22,
+                                 23, 24, 25, 26, 27, 28, 29, 30, 31, 32, 33, 34, 35, 36, 37, 38, 39, 40, 41, 42, 43, 44,
+                                 45, 46, 47, 48, 49, 50, 51, 52, 53, 54, 55, 56, 57, 58, 59, 60, 61, 62, 63, 64};
+
+/* Destroys a sequence; what is left holds together. */
+static inline void destroy(kvleaf_blocks *blocks, kvleaf_seq seq)
+{
+    assert_ok(kvleaf_blocks_seq_destroy(blocks, &seq));
+    check_blocks(blocks, 0);
+}
+
 #endif

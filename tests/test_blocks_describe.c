@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Protects the block map for people: it says what is so, in one line a thing, at any size. */
 #include "blocks_support.h"
+#include "ledger.h"
 
 static char *describe(const kvleaf_blocks *blocks, kvleaf_format format)
 {
@@ -258,25 +259,6 @@ static void test_refusals(void **state)
     assert_status(kvleaf_blocks_describe(blocks, (kvleaf_format)2, room, sizeof room, &size), KVLEAF_INVALID);
     assert_string_equal(kvleaf_last_error()->field, "format");
     kvleaf_blocks_destroy(&blocks);
-}
-
-typedef struct ledger {
-    int64_t calls, fail_at, live;
-} ledger;
-
-static void *counted_allocate(void *user, size_t size)
-{
-    ledger *l = user;
-    if (l->fail_at && ++l->calls == l->fail_at)
-        return NULL;
-    l->live++;
-    return malloc(size);
-}
-
-static void counted_release(void *user, void *memory)
-{
-    ((ledger *)user)->live--;
-    free(memory);
 }
 
 static void test_no_memory(void **state)

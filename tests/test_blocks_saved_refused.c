@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Protects a manager from what can't be loaded into it: it is refused before anything changes, whether there is no
  * room, the manager is another, what was saved contradicts itself, or memory is out. */
+#include "ledger.h"
 #include "saved_support.h"
 
 #include "stats.h"
@@ -258,25 +259,6 @@ static void test_contradictions(void **state)
         kvleaf_blocks_destroy(&s.from);
         kvleaf_blocks_destroy(&b);
     }
-}
-
-typedef struct ledger {
-    int64_t calls, fail_at, live;
-} ledger;
-
-static void *counted_allocate(void *user, size_t size)
-{
-    ledger *l = user;
-    if (l->fail_at && ++l->calls == l->fail_at)
-        return NULL;
-    l->live++;
-    return malloc(size);
-}
-
-static void counted_release(void *user, void *memory)
-{
-    ((ledger *)user)->live--;
-    free(memory);
 }
 
 static kvleaf_blocks *make_counted(ledger *l)

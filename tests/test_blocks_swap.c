@@ -6,8 +6,6 @@
 #define BLOCKS 12
 #define HOSTS  6
 
-static const int32_t line[] = {1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 17};
-
 /* Device and host memory: what each block holds, as far as the tests care. */
 typedef struct memory {
     kvleaf_blocks *blocks;
