@@ -119,18 +119,20 @@ static bool note_blocks(scheduler *s, sample *at)
     return true;
 }
 
-static bool extend(scheduler *s, sample *at, int64_t *cached, kvleaf_status *status)
+/* The slots of all tokens that have none; what the prefix cache holds of them counts as computed. */
+static bool extend(scheduler *s, sample *at, kvleaf_status *status)
 {
+    int64_t cached = 0;
     int32_t count = at->length - at->extended;
     const kvleaf_tokens tokens = {.struct_size = sizeof tokens, .ids = at->tokens + at->extended, .count = count};
 
-    *status = kvleaf_seq_extend(s->cache, at->seq, &tokens, cached);
+    *status = kvleaf_seq_extend(s->cache, at->seq, &tokens, &cached);
     if (*status == KVLEAF_NO_BLOCKS)
         return true;
     if (*status != KVLEAF_OK)
         return fail_kvleaf(s->error, "kvleaf_seq_extend");
     at->extended += count;
-    at->computed += (int32_t)*cached;
+    at->computed += (int32_t)cached;
     return note_blocks(s, at);
 }
 
@@ -202,7 +204,6 @@ static bool start(scheduler *s, request *r, bool *entered)
 {
     const kvleaf_seq_params params = {.struct_size = sizeof params, .salt = r->salt, .priority = r->priority};
     sample *lead = lead_of(r);
-    int64_t cached = 0;
     kvleaf_status status = kvleaf_seq_create(s->cache, &params, &lead->seq);
 
     *entered = false;
@@ -210,12 +211,12 @@ static bool start(scheduler *s, request *r, bool *entered)
         return true; /* too many are swapped out */
     if (status != KVLEAF_OK)
         return fail_kvleaf(s->error, "kvleaf_seq_create");
-    if (!extend(s, lead, &cached, &status))
+    if (!extend(s, lead, &status))
         return false;
     if (status == KVLEAF_NO_BLOCKS)
         return drop_sequence(s, lead);
     if (!r->split)
-        r->cached = (int32_t)cached;
+        r->cached = lead->computed;
     *entered = true;
     return true;
 }
@@ -321,14 +322,13 @@ bool admission_extend(scheduler *s)
         for (int32_t i = 0; i < r->width && r->state == REQUEST_RUNNING; i++) {
             sample *at = &r->samples[i];
             kvleaf_status status = KVLEAF_OK;
-            int64_t cached = 0;
 
             if (at->done)
                 continue;
             if (!fork_from_lead(s, r, at))
                 return false;
             while (r->state == REQUEST_RUNNING && at->seq != 0 && at->extended < at->length) {
-                if (!extend(s, at, &cached, &status))
+                if (!extend(s, at, &status))
                     return false;
                 if (status == KVLEAF_NO_BLOCKS && !preempt_last(s))
                     return false;
@@ -338,15 +338,17 @@ bool admission_extend(scheduler *s)
     return true;
 }
 
-/* A lead that ends before the others have forked leaves its sequence to the next of them. */
+/* A lead that ends before the others have forked leaves its sequence, with what is computed of the prompt, to the next
+ * of them. */
 static bool hand_over(scheduler *s, request *r, sample *from)
 {
     sample *next = lead_of(r);
 
-    if (next == NULL || next->seq != 0 || from->computed < r->prompt)
+    if (from->seq == 0 || next == NULL || next->seq != 0)
         return true;
     next->seq = from->seq;
-    next->extended = next->computed = r->prompt;
+    next->extended = r->prompt;
+    next->computed = from->computed < r->prompt ? from->computed : r->prompt;
     from->seq = 0;
     return kvleaf_seq_truncate(s->cache, next->seq, r->prompt) == KVLEAF_OK ||
            fail_kvleaf(s->error, "kvleaf_seq_truncate");

@@ -121,6 +121,7 @@ static bool advance(scheduler *s, request *r, bool *over)
     free(all);
     if (!right)
         return false;
+    r->split = true;
     s->totals->generated += r->beam;
     int32_t generated = r->samples[0].length - r->prompt;
     if (generated == r->max_new)

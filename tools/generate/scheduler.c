@@ -139,30 +139,31 @@ static bool finish(scheduler *s, request *r)
     return admission_leave(s, r);
 }
 
-/* A request's first logits are those of all its samples. */
+/* The samples that a row of logits is for take their tokens: the row's own, or, of a request's first row, all. */
+static bool take_tokens(scheduler *s, request *r, int32_t index, const float *logits)
+{
+    int32_t first = r->split ? index : 0, end = r->split ? index + 1 : r->width;
+
+    r->split = true;
+    for (int32_t i = first; i < end; i++)
+        if (!r->samples[i].done && !take_token(s, r, i, logits))
+            return false;
+    return true;
+}
+
 static bool take_logits(scheduler *s, const step_member *member, const float *logits)
 {
     request *r = member->request;
-    int32_t vocab = s->m->config.vocab_size, last = r->split || r->beam ? member->index : r->width - 1;
+    int32_t vocab = s->m->config.vocab_size;
     bool over = false;
 
     for (int32_t token = 0; token < vocab; token++)
         if (!isfinite(logits[token]))
             return fail(s->error, "KVLEAF_DEVICE", "the logit of token %d after %d tokens of request %s is %g",
                         (int)token, (int)r->samples[member->index].length, r->id, (double)logits[token]);
-    if (r->beam) {
-        if (!beam_take(s, r, member->index, logits, &over))
-            return false;
-        r->split = true;
-    } else {
-        bool split = r->split;
-        r->split = true;
-        for (int32_t i = split ? member->index : 0; i <= last; i++)
-            if (!r->samples[i].done && !take_token(s, r, i, logits))
-                return false;
-        over = all_done(r);
-    }
-    return !over || finish(s, r);
+    if (r->beam ? !beam_take(s, r, member->index, logits, &over) : !take_tokens(s, r, member->index, logits))
+        return false;
+    return (!over && !all_done(r)) || finish(s, r);
 }
 
 static void count_rows(scheduler *s)
