@@ -510,6 +510,7 @@ const float *rig_lse(const rig *r, int32_t layer, int32_t row)
 uint8_t *rig_pool_bytes(const rig *r, int32_t layer, bool value, size_t *size)
 {
     cl_mem side = side_of(r, layer, value, size);
+    assert_int_equal(clFinish(r->queue), CL_SUCCESS); /* it may be out-of-order */
     return support_read(r->queue, side, *size);
 }
 

@@ -200,6 +200,7 @@ static void test_slow_producer(void **state)
         rig_check_stored(&r, next, "next");
         rig_seq_end(&r, next);
         ASSERT_OK(kvleaf_seq_swap_in(r.cache, seq->seq, &other));
+        assert_int_equal(clFinish(second), CL_SUCCESS); /* what comes next reads on the rig's own queue */
         rig_check_stored(&r, seq, "returned");
         clReleaseCommandQueue(second);
         clReleaseCommandQueue(third);
