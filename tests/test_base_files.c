@@ -210,6 +210,50 @@ static void test_readers_beside_writers(void **state)
     support_folder_remove(folder);
 }
 
+/* What goes on is told from what a process that died left behind; who has no place for a mark goes on without. */
+static void test_marks(void **state)
+{
+    char *folder = support_folder(), *path = support_path(folder, "mark"), *nowhere = support_path(folder, "no/mark");
+    kvl_mark *mark, *second;
+    support_memory memory = {.fail_at = 2};
+    kvleaf_allocator allocator = support_allocator(&memory);
+    (void)state;
+    for (int round = 0; round < 2; round++) {
+        assert_true(kvl_mark_begin(NULL, path, &mark));
+        assert_non_null(mark);
+        assert_true(kvl_mark_begin(NULL, path, &second)); /* the other goes on */
+        assert_null(second);
+        kvl_mark_end(mark);
+        assert_int_equal(support_files(folder, "", NULL), 0);
+    }
+    assert_true(kvl_mark_begin(NULL, nowhere, &mark));
+    assert_null(mark);
+    kvl_mark_end(NULL);
+    assert_true(kvl_mark_begin(&allocator, path, &mark));
+    assert_true(kvl_mark_begin(&allocator, nowhere, &second));
+    kvl_mark_end(mark);
+    assert_true(kvl_mark_begin(&allocator, path, &mark)); /* no memory for it */
+    assert_null(mark);
+    assert_int_equal(support_files(folder, "", NULL), 0);
+    assert_int_equal(memory.live, 0);
+    pid_t dies = fork();
+    if (dies == 0)
+        _exit(kvl_mark_begin(NULL, path, &mark) && mark ? 0 : 1);
+    int status = 1;
+    assert_int_equal(waitpid(dies, &status, 0), dies);
+    assert_int_equal(status, 0);
+    for (int round = 0; round < 2; round++) { /* until the file is removed */
+        assert_false(kvl_mark_begin(NULL, path, &mark));
+        assert_null(mark);
+    }
+    kvl_file_remove(path);
+    assert_true(kvl_mark_begin(NULL, path, &mark));
+    kvl_mark_end(mark);
+    free(nowhere);
+    free(path);
+    support_folder_remove(folder);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -221,6 +265,7 @@ int main(void)
         cmocka_unit_test(test_pieces_refused),
         cmocka_unit_test(test_folders),
         cmocka_unit_test(test_readers_beside_writers),
+        cmocka_unit_test(test_marks),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,13 +1,16 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The only file that talks to the operating system. */
 #define _POSIX_C_SOURCE 200809L
+#define _DEFAULT_SOURCE /* flock */
 #include "base/base.h"
 
 #include <errno.h>
+#include <fcntl.h>
 #include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/file.h>
 #include <sys/stat.h>
 #include <time.h>
 #include <unistd.h>
@@ -162,6 +165,51 @@ bool kvl_folder_make(const char *path)
         *at = '/';
     }
     return mkdir(part, 0700) == 0 || errno == EEXIST;
+}
+
+struct kvl_mark {
+    const kvleaf_allocator *allocator;
+    int descriptor; /* locked as long as it is open */
+    char path[PATH_SIZE];
+};
+
+/* A byte in the file says that something goes on; the lock, that its process lives. */
+bool kvl_mark_begin(const kvleaf_allocator *allocator, const char *path, kvl_mark **out)
+{
+    struct stat status;
+    *out = NULL;
+    if (strlen(path) >= PATH_SIZE)
+        return true;
+    int descriptor = open(path, O_RDWR | O_CREAT | O_CLOEXEC, 0600);
+    if (descriptor < 0)
+        return true;
+    if (flock(descriptor, LOCK_EX | LOCK_NB) != 0 || fstat(descriptor, &status) != 0) {
+        close(descriptor);
+        return true;
+    }
+    kvl_mark *mark = status.st_size == 0 ? kvl_alloc(allocator, 1, sizeof *mark) : NULL;
+    if (!mark || write(descriptor, "1", 1) != 1) {
+        kvl_free(allocator, mark);
+        if (status.st_size == 0)
+            unlink(path);
+        close(descriptor);
+        return status.st_size == 0;
+    }
+    *mark = (kvl_mark){.allocator = allocator, .descriptor = descriptor};
+    strcpy(mark->path, path);
+    *out = mark;
+    return true;
+}
+
+void kvl_mark_end(kvl_mark *mark)
+{
+    if (!mark)
+        return;
+    /* Emptied first: who opened it a moment ago must not take it for one that was left behind. */
+    if (ftruncate(mark->descriptor, 0) == 0)
+        unlink(mark->path);
+    close(mark->descriptor);
+    kvl_free(mark->allocator, mark);
 }
 
 uint64_t kvl_clock_ms(void)

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The disk cache of program binaries: one file a program, named by the hash of its key. Drivers crash on bytes that are
- * not theirs, so nothing reaches one before key and checksum were compared. */
+/* The disk cache of program binaries, one file a program, named by the hash of its key, and the marks of trials.
+ * Drivers crash on bytes that are not theirs, so nothing reaches one before key and checksum were compared. */
 #include "device/program.h"
 
 #include <string.h>
@@ -31,11 +31,11 @@ static void hash_text(const void *data, size_t size, char text[HASH_TEXT])
     text[HASH_TEXT - 1] = 0;
 }
 
-static void entry_path(const kvleaf_device *device, const kvl_text *key, kvl_text *path)
+static void entry_path(const kvleaf_device *device, const kvl_text *key, const char *suffix, kvl_text *path)
 {
     char name[HASH_TEXT];
     hash_text(key->data, key->size, name);
-    kvl_text_format(path, "%s/%s.bin", device->cache_dir, name);
+    kvl_text_format(path, "%s/%s.%s", device->cache_dir, name, suffix);
 }
 
 /* NULL where the file is exactly the key's entry, else what is wrong with it. */
@@ -62,7 +62,7 @@ static const char *refuse_entry(const char *data, size_t size, const kvl_text *k
 bool kvl_disk_load(const kvleaf_device *device, const kvl_text *key, char **binary, size_t *size)
 {
     kvl_text path = {.allocator = &device->allocator};
-    entry_path(device, key, &path);
+    entry_path(device, key, "bin", &path);
     char *data = NULL;
     size_t data_size = 0;
     if (path.failed || !kvl_file_read(&device->allocator, path.data, &data, &data_size)) {
@@ -87,7 +87,7 @@ bool kvl_disk_load(const kvleaf_device *device, const kvl_text *key, char **bina
 void kvl_disk_store(const kvleaf_device *device, const kvl_text *key, const void *binary, size_t size)
 {
     kvl_text path = {.allocator = &device->allocator}, file = {.allocator = &device->allocator};
-    entry_path(device, key, &path);
+    entry_path(device, key, "bin", &path);
     entry_header header = {
         .magic = MAGIC, .format = FORMAT, .header_size = sizeof header, .key_size = key->size, .binary_size = size};
     kvl_text_append(&file, (const char *)&header, sizeof header);
@@ -102,4 +102,24 @@ void kvl_disk_store(const kvleaf_device *device, const kvl_text *key, const void
     }
     kvl_text_free(&file);
     kvl_text_free(&path);
+}
+
+kvleaf_status kvl_trial_begin(const kvleaf_device *device, const char *name, kvl_mark **out)
+{
+    *out = NULL;
+    if (!device->cache_dir)
+        return KVLEAF_OK;
+    kvleaf_status status = KVLEAF_OK;
+    kvl_text key = {.allocator = &device->allocator}, path = {.allocator = &device->allocator};
+    kvl_text_format(&key, "%strial: %s\n", kvl_device_identity(device)->data, name);
+    if (!key.failed)
+        entry_path(device, &key, "trial", &path);
+    if (key.failed || path.failed)
+        status = kvl_fail_memory(path.capacity);
+    else if (kvl_folder_make(device->cache_dir) && !kvl_mark_begin(&device->allocator, path.data, out))
+        status = kvl_fail(KVLEAF_UNSUPPORTED, "variant", 0, 0,
+                          "an earlier trial of it ended the process; without the file %s it is tried again", path.data);
+    kvl_text_free(&path);
+    kvl_text_free(&key);
+    return status;
 }

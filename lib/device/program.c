@@ -57,6 +57,11 @@ kvleaf_status kvl_programs_create(kvleaf_device *device)
     return identity->failed ? kvl_fail_memory(identity->capacity) : KVLEAF_OK;
 }
 
+const kvl_text *kvl_device_identity(const kvleaf_device *device)
+{
+    return &device->programs->identity;
+}
+
 static void entry_destroy(kvleaf_device *device, program_entry *entry)
 {
     if (entry->program)
@@ -242,7 +247,7 @@ static kvleaf_status build_cached(kvleaf_device *device, const char *file, const
     if (!device->cache_dir)
         return build_source(device, file, options, source, out);
     kvl_text key = {.allocator = &device->allocator};
-    kvl_text_append(&key, device->programs->identity.data, device->programs->identity.size);
+    kvl_text_append(&key, kvl_device_identity(device)->data, kvl_device_identity(device)->size);
     kvl_text_format(&key, "file: %s\noptions: %s\nsource:\n", file, options);
     kvl_text_append(&key, source->data, source->size);
     char *binary = NULL;

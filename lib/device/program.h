@@ -25,6 +25,13 @@ bool kvl_disk_load(const kvleaf_device *device, const kvl_text *key, char **bina
 /* Stores it, replacing what is there; a failure is one log line. */
 void kvl_disk_store(const kvleaf_device *device, const kvl_text *key, const void *binary, size_t size);
 
+/* Marks, in the disk cache's folder, that the named variant is tried on this device and driver; without such a folder
+ * *out is NULL. UNSUPPORTED: an earlier trial ended its process; the message names the file that says so. */
+kvleaf_status kvl_trial_begin(const kvleaf_device *device, const char *name, kvl_mark **out);
+
+/* What stands for device and driver in the keys of the disk cache. */
+const kvl_text *kvl_device_identity(const kvleaf_device *device);
+
 /* Whether a source asks for its PTX to be edited; the edit: appends the text to build instead, false where it is not
  * what the edit knows; and whether the log of that build says that the kernel's matrix products run one after the
  * other. */

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Choosing kernel variants: built for the geometry on this very device before they are offered. */
 #include "device/variant.h"
+#include "device/program.h"
 
 #include <stdio.h>
 #include <string.h>
@@ -98,14 +99,10 @@ static kvleaf_status build_at(kvleaf_device *device, const kvl_variant *variant,
     return status;
 }
 
-kvleaf_status kvl_variant_try(kvleaf_device *device, const kvl_variant *variant, const kvl_geometry *geometry,
-                              kvl_chosen *out)
+/* At the largest work-group that the device and the kernels allow. */
+static kvleaf_status build(kvleaf_device *device, const kvl_variant *variant, const kvl_geometry *geometry,
+                           kvl_chosen *out)
 {
-    const char *reason = variant->refuses ? variant->refuses(&device->caps, geometry) : NULL;
-    if (!reason && variant->undocumented && device->deny_undocumented)
-        reason = "relies on undocumented driver behaviour, which the device params deny";
-    if (reason)
-        return kvl_fail(KVLEAF_UNSUPPORTED, "variant", 0, 0, "%s", reason);
     int32_t least = variant->min_work_group > 0 ? variant->min_work_group : 1;
     int32_t work_group = variant->work_group > 0 ? variant->work_group : 1;
     while (work_group >= least && (size_t)work_group > device->caps.max_work_group_size)
@@ -123,11 +120,29 @@ kvleaf_status kvl_variant_try(kvleaf_device *device, const kvl_variant *variant,
             out->variant = variant;
             out->program = program;
             out->work_group = work_group;
-            kvl_variant_key(variant, geometry, out->key, sizeof out->key);
             return KVLEAF_OK;
         }
     }
     return KVLEAF_UNSUPPORTED;
+}
+
+kvleaf_status kvl_variant_try(kvleaf_device *device, const kvl_variant *variant, const kvl_geometry *geometry,
+                              kvl_chosen *out)
+{
+    const char *reason = variant->refuses ? variant->refuses(&device->caps, geometry) : NULL;
+    if (!reason && variant->undocumented && device->deny_undocumented)
+        reason = "relies on undocumented driver behaviour, which the device params deny";
+    if (reason)
+        return kvl_fail(KVLEAF_UNSUPPORTED, "variant", 0, 0, "%s", reason);
+    kvl_variant_key(variant, geometry, out->key, sizeof out->key);
+    if (!variant->undocumented)
+        return build(device, variant, geometry, out);
+    kvl_mark *trial;
+    kvleaf_status status = kvl_trial_begin(device, out->key, &trial);
+    if (!status)
+        status = build(device, variant, geometry, out);
+    kvl_mark_end(trial);
+    return status;
 }
 
 /* Whether one of the comma-separated globs matches the key, or the "family.name" that it begins with. */

@@ -44,7 +44,8 @@ typedef struct kvl_variant {
     int32_t item_tokens;  /* append, gather: tokens a work-group takes, given as -DITEM_TOKENS; 0 = 1 */
     int32_t tile_rows;    /* prefill: query rows times heads of a tile, given as -DTILE_ROWS */
     bool undocumented;    /* relies on driver behaviour that no document promises: PTX edited after compilation
-                             (lib/device/ptx.c), local memory beyond the reported limit */
+                             (lib/device/ptx.c), local memory beyond the reported limit. Tried with a mark, so that
+                             where it ended the process another variant serves the next time */
     /* decode: NULL, or the kernel folds its splits itself, in one launch: the largest run of splits one work-group may
      * take, a power of two. */
     int32_t (*longest_run)(const kvl_geometry *geometry);
