@@ -310,8 +310,49 @@ def test_streaming(bench):
                 f"the input ends, what runs is finished: {errors.strip().splitlines()[-1][:70]}")
 
 
+def test_cancelled_in_the_prompt(bench):
+    """A sample cancelled while its prompt is computed, at first or again, leaves what there is of it to the other."""
+    folder, reference = make_model(bench)
+    prompt = [(5 * i + i * i) % 64 for i in range(100)]
+    session = Session(bench, folder, "--blocks", 56, "--prefill-chunk", 1, "--no-prefix-cache")
+
+    def running():
+        """Until one request runs and none waits."""
+        while True:
+            session.send({"stats": True})
+            while "stats" not in (row := session.next()):
+                pass
+            if (row["stats"]["running"], row["stats"]["waiting"]) == (1, 0):
+                return
+
+    def end_first(name, tokens, what):
+        session.send({"cancel": name, "index": 0})
+        first = session.until(lambda row: row["id"] == name)
+        second = session.until(lambda row: row["id"] == name)
+        bench.check(first.get("finish_reason") == "cancel" and first["tokens"] == tokens,
+                    f"{what}: cancelled with {len(first.get('tokens', []))} tokens")
+        bench.check(second.get("index") == 1 and second.get("tokens") == reference.greedy(prompt, 60),
+                    f"{what}: the other's tokens are the reference's")
+
+    session.send(request("new", tokens=prompt, n=2, max_new_tokens=60))
+    running()
+    end_first("new", [], "at first")
+    session.send(request("again", tokens=prompt, n=2, max_new_tokens=60))
+    rows = [session.next() for _ in range(2)]
+    # Of the 56 blocks, 25 to 55 hold the first and 2 to 40 this one: as both grow, the first has to go.
+    session.send(request("important", tokens=[1] * 8, max_new_tokens=150, priority=1))
+    while rows[-1]["id"] != "important" or "tokens" not in rows[-1]:
+        rows.append(session.next())
+    running()
+    tokens = [row["token"] for row in rows if row["id"] == "again" and row["index"] == 0]
+    end_first("again", tokens, "again")
+    code, _, errors = session.end()
+    bench.check(code == 0 and "; 1 preemptions" in errors, errors.strip().splitlines()[-1][-60:])
+
+
 TESTS = {"windows": test_windows, "samples": test_samples, "beams": test_beams, "prefix": test_prefix,
-         "preemption": test_preemption, "streaming": test_streaming}
+         "preemption": test_preemption, "streaming": test_streaming,
+         "cancelled": test_cancelled_in_the_prompt}
 
 
 def main():
