@@ -33,6 +33,8 @@ def read(path):
     missing = [name for name, _ in RUNS if name not in rows] + ["summary"] * ("summary" not in rows)
     if missing:
         raise Failure(f"{path} has no row {missing[0]!r}")
+    if not any(name.endswith(", shared") for name in rows):
+        raise Failure(f"{path} has no run with several samples; --no-sharing left them out")
     return rows
 
 

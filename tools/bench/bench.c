@@ -258,6 +258,8 @@ int main(int argc, char **argv)
         {"lengths", "FILE", "serving: a line \"prompt output\" a request, in tokens", CLI_STRING, &serving.lengths, 0,
          0, NULL},
         {"model", "DIR", "serving: the model to run; without, attention alone", CLI_STRING, &serving.model, 0, 0, NULL},
+        {"no-sharing", NULL, "serving: leave out the runs with several samples or beams", CLI_FLAG, &serving.no_sharing,
+         0, 0, NULL},
     };
     cli program = {
         .name = "kvleaf-bench",

@@ -106,30 +106,34 @@ static int run_sharing(const experiment *e, double *saved, double *gained)
     return CLI_OK;
 }
 
-static void print_end(const bench_rig *rig, const serving_outcome *paged, const serving_outcome *equal,
+static void print_end(const experiment *e, const serving_outcome *paged, const serving_outcome *equal,
                       const serving_outcome *reserved, double saved, double gained)
 {
     double ratio = equal->tokens_per_second / reserved->tokens_per_second;
-    if (!rig->program->json) {
+    if (!e->rig->program->json) {
         printf("\nslots wasted: %s%.1f%%%s paged, %.1f%% reserved. Sequences at once: %s%.1f%s paged, %.1f reserved.\n"
-               "Tokens a second at the reservation's 99th percentile: %s%.2f%s times as many. Sharing saves up to "
-               "%s%.0f%%%s of\nthe blocks and gives up to %.2f times the tokens a second.\n",
+               "Tokens a second at the reservation's 99th percentile: %s%.2f%s times as many.\n",
                cli_colour(CLI_BOLD), 100 * paged->waste, cli_colour(CLI_PLAIN), 100 * reserved->waste,
                cli_colour(CLI_BOLD), paged->sequences, cli_colour(CLI_PLAIN), reserved->sequences, cli_colour(CLI_BOLD),
-               ratio, cli_colour(CLI_PLAIN), cli_colour(CLI_BOLD), 100 * saved, cli_colour(CLI_PLAIN), gained);
+               ratio, cli_colour(CLI_PLAIN));
+        if (!e->options->no_sharing)
+            printf("Sharing saves up to %s%.0f%%%s of the blocks and gives up to %.2f times the tokens a second.\n",
+                   cli_colour(CLI_BOLD), 100 * saved, cli_colour(CLI_PLAIN), gained);
         return;
     }
     cJSON *row = cJSON_CreateObject();
     cJSON_AddStringToObject(row, "bench", "serving");
-    cJSON_AddStringToObject(row, "device", rig->caps.device_name);
+    cJSON_AddStringToObject(row, "device", e->rig->caps.device_name);
     cJSON_AddStringToObject(row, "run", "summary");
     cJSON_AddNumberToObject(row, "waste_paged", paged->waste);
     cJSON_AddNumberToObject(row, "waste_reserved", reserved->waste);
     cJSON_AddNumberToObject(row, "throughput_ratio", ratio);
     cJSON_AddNumberToObject(row, "sequences_paged", paged->sequences);
     cJSON_AddNumberToObject(row, "sequences_reserved", reserved->sequences);
-    cJSON_AddNumberToObject(row, "sharing_saved", saved);
-    cJSON_AddNumberToObject(row, "sharing_gained", gained);
+    if (!e->options->no_sharing) {
+        cJSON_AddNumberToObject(row, "sharing_saved", saved);
+        cJSON_AddNumberToObject(row, "sharing_gained", gained);
+    }
     cli_row(row);
 }
 
@@ -137,7 +141,7 @@ static int run_experiment(const experiment *e)
 {
     serving_case wanted = {.policy = SERVING_RESERVED, .max_batch = e->most, .samples = 1};
     serving_outcome reserved, known, paged, equal;
-    double saved, gained;
+    double saved = 0, gained = 0;
     if (!e->rig->program->json)
         printf(
             "%s, %d blocks of %d tokens, %d requests, at most %d tokens each, %s\n\n%-22s %5s  %7s  %9s %5s  %9s  %8s "
@@ -156,9 +160,9 @@ static int run_experiment(const experiment *e)
     equal = paged;
     if (run_equal(e, &reserved, &equal) != CLI_OK)
         return CLI_FAILED;
-    if (run_sharing(e, &saved, &gained) != CLI_OK)
+    if (!e->options->no_sharing && run_sharing(e, &saved, &gained) != CLI_OK)
         return CLI_FAILED;
-    print_end(e->rig, &paged, &equal, &reserved, saved, gained);
+    print_end(e, &paged, &equal, &reserved, saved, gained);
     return CLI_OK;
 }
 

@@ -19,6 +19,7 @@ typedef struct serving_options {
     int blocks;          /* 0 = by the device */
     int layers;          /* 0 = by the device */
     int chunk;           /* prompt rows a step */
+    bool no_sharing;     /* only paged against reserved */
     cli_shape shape;
     uint64_t seed;
 } serving_options;
