@@ -4,10 +4,10 @@
 
     test_generate_sharing.py [BUILD] [--device SUBSTRING] [--only NAME ...]
 
-Protects: models with sliding windows, in all layers or in some; n samples that share their prompt; beam
-search; prompts found in the prefix cache; preemption to host memory and by computing again; priorities;
-requests that come and are cancelled while others run; the tool that makes random models. The model is random; a float64 implementation of
-it in NumPy, written for this test, says what is right. BUILD is the build folder (default: build).
+Protects: models with sliding windows, in all layers or in some; n samples that share their prompt; beam search;
+prompts found in the prefix cache; preemption to host memory and by computing again; priorities; requests that come
+and are cancelled while others run; the tool that makes random models. The model is random; a float64 implementation
+of it in NumPy, written for this test, says what is right. BUILD is the build folder (default: build).
 """
 import argparse
 import json
@@ -354,8 +354,8 @@ def test_random_model(bench):
     """tools/random_model.py writes a model that runs, the same one for the same seed."""
     files = []
     for name, seed in (("one", 1), ("same", 1), ("other", 2)):
-        subprocess.run([sys.executable, ROOT / "tools/random_model.py", "--out", bench.folder / name, "--seed", str(seed),
-                        *"--layers 2 --hidden 32 --heads 4 --kv-heads 2 --head-dim 8 --intermediate 48".split(),
+        subprocess.run([sys.executable, ROOT / "tools/random_model.py", "--out", bench.folder / name,
+                        "--seed", str(seed), *"--layers 2 --hidden 32 --heads 4 --kv-heads 2 --head-dim 8 --intermediate 48".split(),
                         *"--vocab 64 --positions 256".split()], check=True, capture_output=True)
         files.append((bench.folder / name / "model.safetensors").read_bytes())
     bench.check(files[0] == files[1] != files[2], f"{len(files[0])} bytes, a seed's own")
