@@ -13,12 +13,17 @@
 typedef struct batch {
     kvleaf_cache *cache;
     const kvl_snapshot *snapshot;
-    const kvleaf_exec *exec; /* without an event to give */
+    kvleaf_exec exec;     /* without an event to give */
+    const kvl_save *save; /* where the file is written */
+    kvl_file *file;
+    const kvl_load *load; /* where it is read */
+    const kvl_snapshot_source *source;
     int32_t group, most;
     size_t part;           /* bytes of a record in one layer, K or V */
     size_t parts;          /* of a record */
     unsigned char *rows;   /* [parts][records of the batch][part]: as the pool gives and takes them */
     unsigned char *record; /* [parts][part] and its checksum */
+    int32_t *table;        /* [most] blocks that the rows go to */
 } batch;
 
 static kvleaf_status open_batch(batch *b, int32_t group)
@@ -33,14 +38,18 @@ static kvleaf_status open_batch(batch *b, int32_t group)
     b->part = (size_t)bytes / b->parts;
     b->rows = kvl_alloc(allocator, (size_t)b->most, (size_t)bytes);
     b->record = kvl_alloc(allocator, 1, (size_t)bytes + KVL_SNAPSHOT_CHECKSUM);
-    return b->rows && b->record ? KVLEAF_OK : kvl_fail_memory((size_t)b->most * (size_t)bytes);
+    b->table = kvl_alloc(allocator, (size_t)b->most, sizeof *b->table);
+    return b->rows && b->record && b->table ? KVLEAF_OK : kvl_fail_memory((size_t)b->most * (size_t)bytes);
 }
 
 static void close_batch(batch *b)
 {
-    kvl_free(&b->cache->device->allocator, b->rows);
-    kvl_free(&b->cache->device->allocator, b->record);
+    const kvleaf_allocator *allocator = &b->cache->device->allocator;
+    kvl_free(allocator, b->rows);
+    kvl_free(allocator, b->record);
+    kvl_free(allocator, b->table);
     b->rows = b->record = NULL;
+    b->table = NULL;
 }
 
 /* Record `at` of a batch of `count`: from the rows, or to them. */
@@ -120,43 +129,43 @@ static kvleaf_status fail_write(void)
     return kvl_fail(KVLEAF_INVALID, "path", 0, 0, "the file can't be written whole");
 }
 
-static kvleaf_status write_group(batch *b, const kvl_save *save, kvl_file *file)
+/* Moves the records of every group that has some. */
+static kvleaf_status move_groups(batch *b, kvleaf_status (*move)(batch *b), const kvleaf_exec *exec)
+{
+    b->exec = *exec;
+    b->exec.event_out = NULL;
+    kvleaf_status status = KVLEAF_OK;
+    for (int32_t i = 0; !status && i < b->cache->num_groups; i++) {
+        if (b->snapshot->saved.num_records[i] == 0)
+            continue;
+        status = open_batch(b, i);
+        if (!status)
+            status = move(b);
+        close_batch(b);
+    }
+    return status ? status : give_event(b->cache, exec);
+}
+
+static kvleaf_status write_group(batch *b)
 {
     int32_t total = b->snapshot->saved.num_records[b->group];
     unsigned char *checksum = b->record + b->parts * b->part;
     for (int32_t first = 0, count; first < total; first += count) {
         count = b->most < total - first ? b->most : total - first;
-        const kvl_rows rows = {.table = save->blocks[b->group] + first, .count = (int64_t)count * b->cache->block_size};
-        kvleaf_status status = kvl_cache_read_rows(b->cache, b->group, &rows, b->rows, b->exec);
+        const kvl_rows rows = {.table = b->save->blocks[b->group] + first,
+                               .count = (int64_t)count * b->cache->block_size};
+        kvleaf_status status = kvl_cache_read_rows(b->cache, b->group, &rows, b->rows, &b->exec);
         if (status)
             return status;
         for (int32_t i = 0; i < count; i++) {
             move_record(b, i, count, false);
-            clear_unused(b, save->tokens[b->group][first + i]);
+            clear_unused(b, b->save->tokens[b->group][first + i]);
             kvl_snapshot_checksum(b->snapshot, b->group, first + i, b->record, checksum);
-            if (!kvl_file_write(file, b->record, b->parts * b->part + KVL_SNAPSHOT_CHECKSUM))
+            if (!kvl_file_write(b->file, b->record, b->parts * b->part + KVL_SNAPSHOT_CHECKSUM))
                 return fail_write();
         }
     }
     return KVLEAF_OK;
-}
-
-static kvleaf_status write_records(kvleaf_cache *cache, const kvl_snapshot *snapshot, const kvl_save *save,
-                                   kvl_file *file, const kvleaf_exec *exec)
-{
-    kvleaf_exec inside = *exec;
-    inside.event_out = NULL;
-    batch b = {.cache = cache, .snapshot = snapshot, .exec = &inside};
-    kvleaf_status status = KVLEAF_OK;
-    for (int32_t i = 0; !status && i < cache->num_groups; i++) {
-        if (snapshot->saved.num_records[i] == 0)
-            continue;
-        status = open_batch(&b, i);
-        if (!status)
-            status = write_group(&b, save, file);
-        close_batch(&b);
-    }
-    return status ? status : give_event(cache, exec);
 }
 
 static kvleaf_status write_file(kvleaf_cache *cache, const char *path, kvl_snapshot *snapshot, const kvl_save *save,
@@ -170,8 +179,10 @@ static kvleaf_status write_file(kvleaf_cache *cache, const char *path, kvl_snaps
     if (!status && !kvl_file_write(file, front.data, front.size))
         status = fail_write();
     kvl_text_free(&front);
-    if (!status)
-        status = write_records(cache, snapshot, save, file, exec);
+    if (!status) {
+        batch b = {.cache = cache, .snapshot = snapshot, .save = save, .file = file};
+        status = move_groups(&b, write_group, exec);
+    }
     bool kept = kvl_file_close(file, !status);
     return status || kept ? status : fail_write();
 }
@@ -297,51 +308,29 @@ static kvleaf_status check_foreign(const kvl_snapshot *snapshot, const kvleaf_ca
 }
 
 /* Reads the records that need a block of their own, and writes those blocks. */
-static kvleaf_status read_group(batch *b, const kvl_snapshot_source *source, const kvl_load_record *records,
-                                int32_t *table)
+static kvleaf_status read_group(batch *b)
 {
+    const kvl_load_record *records = b->load->records[b->group];
     int32_t total = b->snapshot->saved.num_records[b->group];
     for (int32_t next = 0; next < total;) {
         int32_t first = next, count = 0, at = 0;
         for (; next < total && count < b->most; next++)
             if (records[next].fill)
-                table[count++] = records[next].block;
+                b->table[count++] = records[next].block;
         for (int32_t i = first; i < next; i++) {
             if (!records[i].fill)
                 continue;
-            kvleaf_status status = kvl_snapshot_read_record(b->snapshot, source, b->group, i, b->record);
+            kvleaf_status status = kvl_snapshot_read_record(b->snapshot, b->source, b->group, i, b->record);
             if (status)
                 return status;
             move_record(b, at++, count, true);
         }
-        const kvl_rows rows = {.table = table, .count = (int64_t)count * b->cache->block_size};
-        kvleaf_status status = kvl_cache_write_rows(b->cache, b->group, &rows, 0, b->rows, b->exec);
+        const kvl_rows rows = {.table = b->table, .count = (int64_t)count * b->cache->block_size};
+        kvleaf_status status = kvl_cache_write_rows(b->cache, b->group, &rows, 0, b->rows, &b->exec);
         if (status)
             return status;
     }
     return KVLEAF_OK;
-}
-
-static kvleaf_status read_records(kvleaf_cache *cache, const kvl_snapshot *snapshot, const kvl_snapshot_source *source,
-                                  const kvl_load *load, const kvleaf_exec *exec)
-{
-    const kvleaf_allocator *allocator = &cache->device->allocator;
-    kvleaf_exec inside = *exec;
-    inside.event_out = NULL;
-    batch b = {.cache = cache, .snapshot = snapshot, .exec = &inside};
-    kvleaf_status status = KVLEAF_OK;
-    for (int32_t i = 0; !status && i < cache->num_groups; i++) {
-        if (snapshot->saved.num_records[i] == 0)
-            continue;
-        status = open_batch(&b, i);
-        int32_t *table = kvl_alloc(allocator, (size_t)b.most, sizeof *table);
-        if (!status)
-            status = table ? read_group(&b, source, load->records[i], table)
-                           : kvl_fail_memory((size_t)b.most * sizeof *table);
-        kvl_free(allocator, table);
-        close_batch(&b);
-    }
-    return status ? status : give_event(cache, exec);
 }
 
 /* Takes the blocks, fills them, and lets the manager have what was saved. */
@@ -352,7 +341,8 @@ static kvleaf_status load_into(kvleaf_cache *cache, const kvl_snapshot *snapshot
     kvleaf_status status = kvl_load_begin(cache->blocks, &snapshot->saved, seqs, &load);
     if (status)
         return status;
-    status = read_records(cache, snapshot, source, &load, exec);
+    batch b = {.cache = cache, .snapshot = snapshot, .load = &load, .source = source};
+    status = move_groups(&b, read_group, exec);
     kvl_load_end(cache->blocks, &snapshot->saved, &load, seqs, !status);
     return status;
 }
