@@ -120,6 +120,8 @@ static size_t rows_bytes(const rig *r, int32_t heads, int32_t dim, kvleaf_dtype 
     return (size_t)(r->p.max_tokens + 2 * GUARD_ROWS) * (size_t)(heads * dim) * kvleaf_dtype_size(dtype);
 }
 
+static int open_rigs;
+
 void rig_open(rig *r, const rig_params *params)
 {
     memset(r, 0, sizeof *r);
@@ -127,7 +129,8 @@ void rig_open(rig *r, const rig_params *params)
     kvleaf_device_params device = support_params();
     device.opencl = r->p.opencl;
     device.allocator = r->p.allocator;
-    ASSERT_OK(kvleaf_device_open(&device, &r->device));
+    /* Of two at once each has its own context, so that one is foreign to the other. */
+    ASSERT_OK(open_rigs++ ? kvleaf_device_open(&device, &r->device) : support_create(&device, &r->device));
     cl_int error = 0;
     r->queue = clCreateCommandQueue(kvleaf_device_context(r->device), kvleaf_device_id(r->device),
                                     r->p.queue_properties, &error);
@@ -161,6 +164,7 @@ void rig_close(rig *r)
     if (r->queue)
         clReleaseCommandQueue(r->queue);
     kvleaf_device_destroy(&r->device);
+    open_rigs--;
     free(r->out_bits);
     free(r->lse_values);
     for (int32_t i = 0; i < RIG_SEQS; i++)

@@ -195,12 +195,27 @@ CREATE(CreateProgramWithBinary, cl_program, programs,
        (cl_context context, cl_uint count, const cl_device_id *devices, const size_t *sizes,
         const unsigned char **binaries, cl_int *status, cl_int *error),
        (context, count, devices, sizes, binaries, status, error))
-PASS(BuildProgram,
-     (cl_program program, cl_uint count, const cl_device_id *devices, const char *options,
-      void(CL_CALLBACK *notify)(cl_program, void *), void *user),
-     (program, count, devices, options, notify, user))
-PASS(GetProgramInfo, (cl_program program, cl_program_info what, size_t room, void *out, size_t *size),
-     (program, what, room, out, size))
+static cl_int CL_API_CALL BuildProgram(cl_program program, cl_uint count, const cl_device_id *devices,
+                                       const char *options, void(CL_CALLBACK *notify)(cl_program, void *), void *user)
+{
+    if (fails(SHIM_BuildProgram))
+        return shim.error;
+    return shim.binary ? CL_SUCCESS : clBuildProgram(program, count, devices, options, notify, user);
+}
+
+static cl_int CL_API_CALL GetProgramInfo(cl_program program, cl_program_info what, size_t room, void *out, size_t *size)
+{
+    if (fails(SHIM_GetProgramInfo))
+        return shim.error;
+    if (shim.binary && what == CL_PROGRAM_BINARY_SIZES)
+        return give(&shim.binary_size, sizeof shim.binary_size, room, out, size);
+    if (shim.binary && what == CL_PROGRAM_BINARIES) {
+        memcpy(*(void **)out, shim.binary, shim.binary_size);
+        return CL_SUCCESS;
+    }
+    return clGetProgramInfo(program, what, room, out, size);
+}
+
 PASS(GetProgramBuildInfo,
      (cl_program program, cl_device_id device, cl_program_build_info what, size_t room, void *out, size_t *size),
      (program, device, what, room, out, size))

@@ -35,6 +35,8 @@ typedef struct shim_state {
     bool twin_device;           /* the first device is listed twice */
     const char *driver_version; /* told instead of the device's; NULL = the device's */
     const char *extensions;     /* likewise */
+    const char *binary; /* building does nothing, and this is every program's binary; NULL = as the driver does */
+    size_t binary_size;
     cl_ulong max_alloc, local_size;
     size_t max_work_group, kernel_work_group;
     /* Kept by the shim. */

@@ -47,6 +47,17 @@ kvleaf_device *support_device(void)
     return device;
 }
 
+kvleaf_status support_create(const kvleaf_device_params *params, kvleaf_device **out)
+{
+    static kvleaf_device *owner; /* of the context, for as long as the process lives */
+    kvleaf_device_params shared = *params;
+    if (!owner)
+        owner = support_device();
+    shared.context = kvleaf_device_context(owner);
+    shared.device = kvleaf_device_id(owner);
+    return kvleaf_device_create(&shared, out);
+}
+
 cl_command_queue support_queue(kvleaf_device *device)
 {
     cl_command_queue queue = NULL;

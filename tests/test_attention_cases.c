@@ -45,18 +45,33 @@ static int tear_down(void **state)
     return 0;
 }
 
-static problem_geometry geometry_of(kvleaf_dtype dtype, int32_t heads, int32_t kv_heads, int32_t head_dim,
-                                    int32_t block_size)
+/* Where the geometry is not what a test is about it is one of the first two, f32 and with an f16 cache. The others are
+ * those of `pairs`: a ratio of heads with a block size, since kernels with both as constants are a program for each
+ * pair. */
+static problem_geometry geometry_of(kvleaf_dtype kv_dtype, int32_t heads, int32_t kv_heads, int32_t block_size)
 {
-    return (problem_geometry){.q_dtype = dtype,
-                              .kv_dtype = dtype,
-                              .out_dtype = dtype,
+    return (problem_geometry){.q_dtype = KVLEAF_F32,
+                              .kv_dtype = kv_dtype,
+                              .out_dtype = KVLEAF_F32,
                               .view = PROBLEM_NHD,
                               .num_heads = heads,
                               .num_kv_heads = kv_heads,
-                              .head_dim = head_dim,
+                              .head_dim = 16,
                               .block_size = block_size};
 }
+
+/* PoCL takes longest over the portable kernels; those have an f16 cache in test_attention_far.c and kvleaf-check. */
+static problem_geometry usual(const rig *r, kvleaf_dtype kv_dtype)
+{
+    return geometry_of(r == rigs ? KVLEAF_F32 : kv_dtype, 4, 2, 16);
+}
+
+/* The portable kernels take both as arguments, so they have every ratio with every block size in turn. */
+static const struct {
+    int32_t ratio, block_size;
+    bool portable_only;
+} pairs[] = {{1, 1, false},   {3, 4, false},  {2, 32, false}, {6, 5, false}, {7, 128, false},
+             {12, 16, false}, {5, 256, true}, {2, 64, true},  {7, 8, true},  {3, 2, true}};
 
 static kvleaf_attention *make_attention(const rig *r, const problem_geometry *geometry, int32_t max_seqs,
                                         int32_t max_tokens, int32_t max_context)
@@ -107,8 +122,8 @@ static void test_poison_in_unused_slots(void **state)
     (void)state;
     EACH_RIG(r)
     {
-        for (int dtype = KVLEAF_F16; dtype <= KVLEAF_F32; dtype += 2) {
-            problem_geometry g = geometry_of((kvleaf_dtype)dtype, 4, 2, 16, 16);
+        for (int dtype = r == rigs ? KVLEAF_F32 : KVLEAF_F16; dtype <= KVLEAF_F32; dtype += 2) {
+            problem_geometry g = usual(r, (kvleaf_dtype)dtype);
             kvleaf_attention *attention = make_attention(r, &g, 16, 64, 64);
             for (int poison = 0; poison < 2; poison++) {
                 problem_seq seqs[2 * COUNT(lengths)];
@@ -133,7 +148,7 @@ static void test_more_queries_than_keys(void **state)
     (void)state;
     EACH_RIG(r)
     {
-        problem_geometry g = geometry_of(KVLEAF_F32, 4, 2, 16, 16);
+        problem_geometry g = usual(r, KVLEAF_F32);
         problem_options options = {.value = value_one};
         kvleaf_attention *attention = make_attention(r, &g, 16, 64, 64);
         for (int family = KVLEAF_FAMILY_PREFILL; family <= KVLEAF_FAMILY_DECODE; family++) {
@@ -160,7 +175,7 @@ static void test_a_prompt_in_chunks(void **state)
     (void)state;
     EACH_RIG(r)
     {
-        problem_geometry g = geometry_of(KVLEAF_F16, 4, 2, 16, 16);
+        problem_geometry g = usual(r, KVLEAF_F16);
         problem_options options = {.seed = 9, .placement = 4}, elsewhere = {.seed = 9, .placement = 5};
         problem_seq seq = {.id = 3, .q_len = 37, .kv_len = 37, .family = KVLEAF_FAMILY_PREFILL};
         kvleaf_attention *attention = make_attention(r, &g, 4, 64, 64);
@@ -191,7 +206,7 @@ static void test_equal_scores_at_every_length(void **state)
     (void)state;
     EACH_RIG(r)
     {
-        problem_geometry g = geometry_of(KVLEAF_F32, 1, 1, 8, 16);
+        problem_geometry g = usual(r, KVLEAF_F32);
         problem_options options = {.value = no_query};
         kvleaf_attention *attention = make_attention(r, &g, 300, 600, 300);
         for (int family = KVLEAF_FAMILY_PREFILL; family <= KVLEAF_FAMILY_DECODE; family++) {
@@ -217,7 +232,7 @@ static void test_empty_sequences_and_batches(void **state)
     (void)state;
     EACH_RIG(r)
     {
-        problem_geometry g = geometry_of(KVLEAF_F16, 9, 3, 8, 4);
+        problem_geometry g = geometry_of(KVLEAF_F32, 9, 3, 4);
         problem_options options = {.seed = 2};
         kvleaf_attention *attention = make_attention(r, &g, 4, 16, 32);
         for (int family = KVLEAF_FAMILY_AUTO; family <= KVLEAF_FAMILY_DECODE; family++) {
@@ -247,24 +262,44 @@ static void test_empty_sequences_and_batches(void **state)
 }
 
 /* Query head h reads KV head h / ratio and no other: values say which head they are of. */
-static void test_every_ratio_of_heads(void **state)
+static void check_heads(const rig *r, kvleaf_attention *attention, const problem_geometry *g)
 {
-    static const int32_t ratios[] = {1, 2, 3, 5, 6, 7, 12};
+    problem_options options = {.value = head_number};
+    problem_seq seqs[] = {{.q_len = 1, .kv_len = 20, .family = KVLEAF_FAMILY_DECODE},
+                          {.q_len = 3, .kv_len = 19, .family = KVLEAF_FAMILY_PREFILL}};
+    problem made;
+    solve(r, attention, g, seqs, 2, &options, &made);
+    for (int32_t row = 0; row < 4; row++)
+        for (int32_t head = 0; head < g->num_heads; head++)
+            assert_true(fabsf(problem_out(&made, row, head, 5) - (float)(head * 2 / g->num_heads + 1)) <= 1e-5f);
+    problem_destroy(&made);
+}
+
+/* Lengths about a block, the blocks shuffled. */
+static void check_blocks(const rig *r, kvleaf_attention *attention, const problem_geometry *g, uint64_t placement)
+{
+    problem_options options = {.seed = 21, .placement = placement};
+    problem_seq seqs[] = {{.id = 1, .q_len = 1, .kv_len = 300, .family = KVLEAF_FAMILY_DECODE},
+                          {.id = 2, .q_len = 20, .kv_len = 77, .family = KVLEAF_FAMILY_PREFILL},
+                          {.id = 3, .q_len = 1, .kv_len = g->block_size, .family = KVLEAF_FAMILY_DECODE},
+                          {.id = 4, .q_len = 2, .kv_len = g->block_size + 1, .family = KVLEAF_FAMILY_PREFILL}};
+    problem made;
+    solve(r, attention, g, seqs, 4, &options, &made);
+    problem_destroy(&made);
+}
+
+static void test_every_ratio_and_block_size(void **state)
+{
     (void)state;
     EACH_RIG(r)
     {
-        for (int32_t i = 0; i < COUNT(ratios); i++) {
-            problem_geometry g = geometry_of(KVLEAF_F32, 2 * ratios[i], 2, 16, 16);
-            problem_options options = {.value = head_number};
-            kvleaf_attention *attention = make_attention(r, &g, 4, 32, 64);
-            problem_seq seqs[] = {{.q_len = 1, .kv_len = 20, .family = KVLEAF_FAMILY_DECODE},
-                                  {.q_len = 3, .kv_len = 19, .family = KVLEAF_FAMILY_PREFILL}};
-            problem made;
-            solve(r, attention, &g, seqs, 2, &options, &made);
-            for (int32_t row = 0; row < 4; row++)
-                for (int32_t head = 0; head < g.num_heads; head++)
-                    assert_true(fabsf(problem_out(&made, row, head, 5) - (float)(head / ratios[i] + 1)) <= 1e-5f);
-            problem_destroy(&made);
+        for (int32_t i = 0; i < COUNT(pairs); i++) {
+            if (pairs[i].portable_only && r != rigs)
+                continue;
+            problem_geometry g = geometry_of(KVLEAF_F32, 2 * pairs[i].ratio, 2, pairs[i].block_size);
+            kvleaf_attention *attention = make_attention(r, &g, 8, 64, 512);
+            check_heads(r, attention, &g);
+            check_blocks(r, attention, &g, (uint64_t)i);
             kvleaf_attention_destroy(&attention);
         }
     }
@@ -276,7 +311,7 @@ static void test_a_batch_that_shrinks_on_one_table(void **state)
     (void)state;
     EACH_RIG(r)
     {
-        problem_geometry g = geometry_of(KVLEAF_F32, 4, 2, 16, 16);
+        problem_geometry g = usual(r, KVLEAF_F32);
         problem_options options = {.seed = 4, .placement = 8};
         kvleaf_attention *attention = make_attention(r, &g, 4, 16, 64);
         problem_seq seqs[4];
@@ -306,30 +341,6 @@ static void test_a_batch_that_shrinks_on_one_table(void **state)
     }
 }
 
-/* The same keys and values at every block size, their blocks shuffled. Kernels with the block size as a constant are a
- * program each, so the default kernels take every second one. */
-static void test_every_block_size(void **state)
-{
-    static const int32_t sizes[] = {1, 2, 4, 5, 8, 16, 32, 64, 128, 256};
-    (void)state;
-    EACH_RIG(r)
-    {
-        for (int32_t i = 0; i < COUNT(sizes); i += r == rigs ? 1 : 2) {
-            problem_geometry g = geometry_of(KVLEAF_F32, 4, 2, 16, sizes[i]);
-            problem_options options = {.seed = 21, .placement = (uint64_t)i};
-            kvleaf_attention *attention = make_attention(r, &g, 8, 64, 512);
-            problem_seq seqs[] = {{.id = 1, .q_len = 1, .kv_len = 300, .family = KVLEAF_FAMILY_DECODE},
-                                  {.id = 2, .q_len = 20, .kv_len = 77, .family = KVLEAF_FAMILY_PREFILL},
-                                  {.id = 3, .q_len = 1, .kv_len = sizes[i], .family = KVLEAF_FAMILY_DECODE},
-                                  {.id = 4, .q_len = 2, .kv_len = sizes[i] + 1, .family = KVLEAF_FAMILY_PREFILL}};
-            problem made;
-            solve(r, attention, &g, seqs, 4, &options, &made);
-            problem_destroy(&made);
-            kvleaf_attention_destroy(&attention);
-        }
-    }
-}
-
 /* Lengths from 1 to 131072 in one batch, and each alone: the same bits. */
 static void test_long_lengths_mixed(void **state)
 {
@@ -337,7 +348,7 @@ static void test_long_lengths_mixed(void **state)
     (void)state;
     EACH_RIG(r)
     {
-        problem_geometry g = geometry_of(KVLEAF_F32, 2, 1, 8, 64);
+        problem_geometry g = geometry_of(KVLEAF_F32, 2, 1, 16);
         problem_options options = {.seed = 31, .placement = 1}, elsewhere = {.seed = 31, .placement = 2};
         kvleaf_attention *attention = make_attention(r, &g, COUNT(lengths), 32, 131072);
         problem_seq seqs[COUNT(lengths)];
@@ -363,7 +374,7 @@ static void test_families_mixed_in_a_batch(void **state)
     (void)state;
     EACH_RIG(r)
     {
-        problem_geometry g = geometry_of(KVLEAF_F16, 4, 2, 16, 16);
+        problem_geometry g = usual(r, KVLEAF_F16);
         problem_options options = {.seed = 41, .placement = 1}, elsewhere = {.seed = 41, .placement = 7};
         kvleaf_attention *attention = make_attention(r, &g, 8, 64, 512);
         const problem_seq seqs[] = {{.id = 1, .q_len = 5, .kv_len = 60, .family = KVLEAF_FAMILY_PREFILL},
@@ -389,7 +400,7 @@ static void test_auto_takes_the_family_by_rows(void **state)
     (void)state;
     EACH_RIG(r)
     {
-        problem_geometry g = geometry_of(KVLEAF_F16, 4, 2, 16, 16);
+        problem_geometry g = usual(r, KVLEAF_F16);
         problem_options options = {.seed = 51};
         kvleaf_attention *attention = make_attention(r, &g, 8, 64, 512);
         problem_seq one = {.id = 1, .q_len = 1, .kv_len = 290}, two = {.id = 1, .q_len = 2, .kv_len = 291};
@@ -418,9 +429,8 @@ int main(void)
         cmocka_unit_test(test_a_prompt_in_chunks),
         cmocka_unit_test(test_equal_scores_at_every_length),
         cmocka_unit_test(test_empty_sequences_and_batches),
-        cmocka_unit_test(test_every_ratio_of_heads),
+        cmocka_unit_test(test_every_ratio_and_block_size),
         cmocka_unit_test(test_a_batch_that_shrinks_on_one_table),
-        cmocka_unit_test(test_every_block_size),
         cmocka_unit_test(test_long_lengths_mixed),
         cmocka_unit_test(test_families_mixed_in_a_batch),
         cmocka_unit_test(test_auto_takes_the_family_by_rows),

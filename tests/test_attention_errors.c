@@ -9,7 +9,7 @@
 
 #include "problem.h"
 
-enum { MAX_SEQS = 4, MAX_TOKENS = 32, MAX_CONTEXT = 64 };
+enum { MAX_SEQS = 4, MAX_TOKENS = 32, MAX_CONTEXT = 128 };
 
 static const problem_geometry geometry = {.q_dtype = KVLEAF_F32,
                                           .kv_dtype = KVLEAF_F32,
@@ -17,9 +17,9 @@ static const problem_geometry geometry = {.q_dtype = KVLEAF_F32,
                                           .view = PROBLEM_NHD,
                                           .num_heads = 4,
                                           .num_kv_heads = 2,
-                                          .head_dim = 8,
-                                          .block_size = 4};
-static const problem_seq seqs[] = {{.id = 1, .q_len = 3, .kv_len = 9}, {.id = 2, .q_len = 1, .kv_len = 6}};
+                                          .head_dim = 16,
+                                          .block_size = 16};
+static const problem_seq seqs[] = {{.id = 1, .q_len = 3, .kv_len = 33}, {.id = 2, .q_len = 1, .kv_len = 22}};
 static const problem_options options = {.seed = 5, .placement = 6};
 
 static kvleaf_device *device, *other_device;
@@ -84,7 +84,7 @@ static const struct {
     {KVLEAF_INVALID, "head_dim_k", FIELD(head_dim_k), 0, 0, 0},
     {KVLEAF_INVALID, "head_dim_k", FIELD(head_dim_k), 257, 0, 0},
     {KVLEAF_INVALID, "head_dim_k", FIELD(head_dim_k), -8, 0, 0},
-    {KVLEAF_UNSUPPORTED, "head_dim_v", FIELD(head_dim_v), 16, 0, 0},
+    {KVLEAF_UNSUPPORTED, "head_dim_v", FIELD(head_dim_v), 8, 0, 0},
     {KVLEAF_INVALID, "q_dtype", FIELD(q_dtype), 3, 0, 0},
     {KVLEAF_INVALID, "kv_dtype", FIELD(kv_dtype), 9, 0, 0},
     {KVLEAF_INVALID, "out_dtype", FIELD(out_dtype), -1, 0, 0},
@@ -196,7 +196,7 @@ static void refuse_plan(kvleaf_status status, const char *named, const kvleaf_ba
 static void test_plan_refuses_lengths(void **state)
 {
     const int32_t starts_at_1[] = {1, 3, 4}, falls[] = {0, 3, 2}, many[] = {0, 30, 33}, fine[] = {0, 3, 4};
-    const int32_t negative[] = {9, -1}, too_long[] = {65, 6}, beyond_table[] = {9, 25};
+    const int32_t negative[] = {33, -1}, too_long[] = {129, 22}, beyond_table[] = {33, 97};
     const int32_t seven[] = {0, 1, 2, 3, 4, 5};
     const kvleaf_batch right = problem_batch(&made);
     kvleaf_batch batch = right;
@@ -393,7 +393,7 @@ static void test_attend_refuses_views_and_nulls(void **state)
     a.view.num_blocks = made.num_blocks - 1; /* fewer than the step was planned for */
     ASSERT_STATUS(KVLEAF_INVALID, kvleaf_attention_attend(attention, &a.q, &a.view, &a.out, &a.lse, &exec));
     a.view = problem_kv_view(&made);
-    a.out.token_stride = 8; /* rows of 4 heads of 8 written over each other */
+    a.out.token_stride = 8; /* rows of 4 heads of 16 written over each other */
     ASSERT_FAILS(KVLEAF_INVALID, "out", kvleaf_attention_attend(attention, &a.q, &a.view, &a.out, &a.lse, &exec));
     assert_true(problem_untouched(&made));
     assert_still_right();
@@ -404,23 +404,21 @@ static void test_append_and_gather_refuse(void **state)
     kvleaf_batch batch = problem_batch(&made);
     kvleaf_exec exec = problem_exec(&made);
     kvleaf_kv_view view = problem_kv_view(&made);
-    kvleaf_tensor out = problem_tensor(&made.out), bad = problem_tensor(&made.out);
-    kvleaf_tensor k = problem_tensor(&made.k);
+    kvleaf_tensor out = problem_tensor(&made.out), room = problem_tensor(&made.k), bad = room;
     (void)state;
     ASSERT_OK(kvleaf_attention_plan(attention, &batch, &exec));
     assert_true(problem_array_upload(&made.out, queue) && problem_array_upload(&made.lse, queue));
     ASSERT_FAILS(KVLEAF_INVALID, "k", kvleaf_attention_append(attention, NULL, &out, &view, &exec));
     ASSERT_FAILS(KVLEAF_INVALID, "v", kvleaf_attention_append(attention, &out, NULL, &view, &exec));
     ASSERT_FAILS(KVLEAF_INVALID, "view", kvleaf_attention_append(attention, &out, &out, NULL, &exec));
-    ASSERT_FAILS(KVLEAF_INVALID, "view", kvleaf_attention_gather(attention, NULL, &out, &out, &exec));
-    ASSERT_FAILS(KVLEAF_INVALID, "k", kvleaf_attention_gather(attention, &view, NULL, &out, &exec));
+    ASSERT_FAILS(KVLEAF_INVALID, "view", kvleaf_attention_gather(attention, NULL, &room, &room, &exec));
+    ASSERT_FAILS(KVLEAF_INVALID, "k", kvleaf_attention_gather(attention, &view, NULL, &room, &exec));
     bad.dtype = KVLEAF_BF16;
-    ASSERT_FAILS(KVLEAF_INVALID, "k", kvleaf_attention_gather(attention, &view, &bad, &out, &exec));
+    ASSERT_FAILS(KVLEAF_INVALID, "k", kvleaf_attention_gather(attention, &view, &bad, &room, &exec));
     bad = out;
     bad.offset = made.out.bytes;
     ASSERT_FAILS(KVLEAF_TOO_SMALL, "v", kvleaf_attention_append(attention, &out, &bad, &view, &exec));
-    ASSERT_FAILS(KVLEAF_TOO_SMALL, "k", kvleaf_attention_gather(attention, &view, &bad, &out, &exec));
-    (void)k;
+    ASSERT_FAILS(KVLEAF_TOO_SMALL, "k", kvleaf_attention_gather(attention, &view, &bad, &room, &exec));
     assert_true(problem_untouched(&made));
     assert_still_right();
 }

@@ -8,18 +8,18 @@
 
 #include "problem.h"
 
-enum { BLOCK = 4, DIM = 8, BLOCKS = 3 };
+enum { BLOCK = 16, DIM = 16, BLOCKS = 3, TOKENS = BLOCKS * BLOCK };
 
 static const int64_t block_stride = (int64_t)1
                                     << 30; /* elements of two bytes: block 1 at byte 2^31, 2 at element 2^31 */
-static const int32_t table[] = {2, 0, 1};  /* of one sequence of 12 tokens */
+static const int32_t table[] = {2, 0, 1};  /* of one sequence */
 
 typedef struct rig {
     kvleaf_device *device;
     cl_command_queue queue;
     cl_mem k, v;
     kvleaf_attention *attention;
-    uint16_t near_k[12 * DIM], near_v[12 * DIM]; /* the sequence in order */
+    uint16_t near_k[TOKENS * DIM], near_v[TOKENS * DIM]; /* the sequence in order */
 } rig;
 
 static cl_mem large_buffer(kvleaf_device *device)
@@ -52,7 +52,7 @@ static void get_block(rig *r, cl_mem buffer, int32_t block, uint16_t *tokens)
 
 static void write_sequence(rig *r)
 {
-    for (int i = 0; i < 12 * DIM; i++) {
+    for (int i = 0; i < TOKENS * DIM; i++) {
         reference_store(KVLEAF_F16, r->near_k, (size_t)i, (float)(i * 7 % 23 - 11) / 8);
         reference_store(KVLEAF_F16, r->near_v, (size_t)i, (float)(i * 5 % 19 + 1) / 4);
     }
@@ -75,7 +75,7 @@ static bool open_rig(rig *r, const char *variants)
                                       .block_size = BLOCK,
                                       .max_seqs = 2,
                                       .max_tokens = 16,
-                                      .max_context = 16,
+                                      .max_context = TOKENS,
                                       .max_decode_keys = 8192};
     memset(r, 0, sizeof(*r));
     params.variants = variants;
@@ -125,7 +125,7 @@ static kvleaf_batch batch_of(const int32_t *cu_q, const int32_t *lens, const kvl
 static void check_attend(rig *r, kvleaf_family family)
 {
     enum { ROWS = 3 };
-    const int32_t cu_q[] = {0, ROWS}, lens[] = {12};
+    const int32_t cu_q[] = {0, ROWS}, lens[] = {TOKENS};
     float q[ROWS * 2 * DIM];
     kvleaf_batch batch = batch_of(cu_q, lens, &family);
     kvleaf_kv_view view = view_of(r);
@@ -147,7 +147,7 @@ static void check_attend(rig *r, kvleaf_family family)
                        .head_dim = DIM,
                        .k_token_stride = DIM,
                        .v_token_stride = DIM};
-    reference_seq seq = {.q_len = ROWS, .kv_len = 12, .causal = true};
+    reference_seq seq = {.q_len = ROWS, .kv_len = TOKENS, .causal = true};
     for (int row = 0; row < ROWS; row++) {
         for (int head = 0; head < 2; head++) {
             double query[DIM], expected[DIM];
@@ -164,18 +164,19 @@ static void check_attend(rig *r, kvleaf_family family)
 
 static void check_gather(rig *r)
 {
-    const int32_t cu_q[] = {0, 1}, lens[] = {11};
+    const int32_t cu_q[] = {0, 1}, lens[] = {TOKENS - 1};
     kvleaf_batch batch = batch_of(cu_q, lens, NULL);
     kvleaf_kv_view view = view_of(r);
     kvleaf_exec exec = {.struct_size = sizeof(exec), .queue = r->queue};
-    cl_mem k = support_buffer(r->device, r->queue, 11 * DIM * 2, 0xff),
-           v = support_buffer(r->device, r->queue, 11 * DIM * 2, 0xff);
+    cl_mem k = support_buffer(r->device, r->queue, (TOKENS - 1) * DIM * 2, 0xff),
+           v = support_buffer(r->device, r->queue, (TOKENS - 1) * DIM * 2, 0xff);
     kvleaf_tensor k_out = {.handle = k, .dtype = KVLEAF_F16}, v_out = {.handle = v, .dtype = KVLEAF_F16};
     ASSERT_OK(kvleaf_attention_plan(r->attention, &batch, &exec));
     ASSERT_OK(kvleaf_attention_gather(r->attention, &view, &k_out, &v_out, &exec));
-    unsigned char *keys = support_read(r->queue, k, 11 * DIM * 2), *values = support_read(r->queue, v, 11 * DIM * 2);
-    assert_memory_equal(keys, r->near_k, 11 * DIM * 2);
-    assert_memory_equal(values, r->near_v, 11 * DIM * 2);
+    unsigned char *keys = support_read(r->queue, k, (TOKENS - 1) * DIM * 2),
+                  *values = support_read(r->queue, v, (TOKENS - 1) * DIM * 2);
+    assert_memory_equal(keys, r->near_k, (TOKENS - 1) * DIM * 2);
+    assert_memory_equal(values, r->near_v, (TOKENS - 1) * DIM * 2);
     free(keys);
     free(values);
     clReleaseMemObject(k);
@@ -185,15 +186,15 @@ static void check_gather(rig *r)
 /* New tokens for the last slot of each block; all else of the blocks stays. */
 static void check_append(rig *r)
 {
-    const int32_t cu_q[] = {0, 3}, lens[] = {12};
-    const int64_t slots[] = {2 * BLOCK + 3, 1 * BLOCK + 3, 0 * BLOCK + 3};
-    uint16_t fresh[3 * DIM], now[BLOCK * DIM];
+    const int32_t cu_q[] = {0, 3}, lens[] = {TOKENS};
+    const int64_t slots[] = {3 * BLOCK - 1, 2 * BLOCK - 1, BLOCK - 1};
+    uint16_t fresh[BLOCKS * DIM], now[BLOCK * DIM];
     kvleaf_batch batch = batch_of(cu_q, lens, NULL);
     kvleaf_kv_view view = view_of(r);
     kvleaf_exec exec = {.struct_size = sizeof(exec), .queue = r->queue};
     cl_mem source = support_buffer(r->device, r->queue, sizeof(fresh), 0);
     kvleaf_tensor tensor = {.handle = source, .dtype = KVLEAF_F16};
-    for (int i = 0; i < 3 * DIM; i++)
+    for (int i = 0; i < BLOCKS * DIM; i++)
         reference_store(KVLEAF_F16, fresh, (size_t)i, 100 + (float)i);
     assert_int_equal(clEnqueueWriteBuffer(r->queue, source, CL_TRUE, 0, sizeof(fresh), fresh, 0, NULL, NULL),
                      CL_SUCCESS);
@@ -201,15 +202,15 @@ static void check_append(rig *r)
     ASSERT_OK(kvleaf_attention_plan(r->attention, &batch, &exec));
     ASSERT_OK(kvleaf_attention_append(r->attention, &tensor, &tensor, &view, &exec));
     assert_int_equal(clFinish(r->queue), CL_SUCCESS);
-    for (int t = 0; t < 3; t++) {
+    for (int t = 0; t < BLOCKS; t++) {
         int block = (int)(slots[t] / BLOCK), at = 0;
         while (table[at] != block)
             at++;
         for (int value = 0; value < 2; value++) {
             const uint16_t *before = (value ? r->near_v : r->near_k) + at * BLOCK * DIM;
             get_block(r, value ? r->v : r->k, block, now);
-            assert_memory_equal(now, before, 3 * DIM * sizeof(uint16_t));
-            assert_memory_equal(now + 3 * DIM, fresh + t * DIM, DIM * sizeof(uint16_t));
+            assert_memory_equal(now, before, (BLOCK - 1) * DIM * sizeof(uint16_t));
+            assert_memory_equal(now + (BLOCK - 1) * DIM, fresh + t * DIM, DIM * sizeof(uint16_t));
         }
     }
     write_sequence(r);

@@ -11,14 +11,16 @@
 
 #define COUNT(array) ((int32_t)(sizeof(array) / sizeof((array)[0])))
 
+enum { HEADS = 4, DIM = 16, ROW = HEADS * DIM };
+
 static const problem_geometry geometry = {.q_dtype = KVLEAF_F32,
                                           .kv_dtype = KVLEAF_F32,
                                           .out_dtype = KVLEAF_F32,
                                           .view = PROBLEM_NHD,
-                                          .num_heads = 3,
-                                          .num_kv_heads = 1,
-                                          .head_dim = 24,
-                                          .block_size = 8};
+                                          .num_heads = HEADS,
+                                          .num_kv_heads = 2,
+                                          .head_dim = DIM,
+                                          .block_size = 16};
 static kvleaf_device *device;
 static cl_command_queue queue;
 static kvleaf_attention *attention;
@@ -59,8 +61,8 @@ static void test_numbers_of_partials(void **state)
 }
 
 typedef struct small_merge {
-    float outs[4][24 * 3], lses[4][3]; /* parts of one row of three heads */
-    float out[24 * 3], lse[3];
+    float outs[4][ROW], lses[4][HEADS]; /* parts of one row of all heads */
+    float out[ROW], lse[HEADS];
 } small_merge;
 
 static void run_small(small_merge *merge, int32_t n)
@@ -74,7 +76,7 @@ static void run_small(small_merge *merge, int32_t n)
     kvleaf_exec exec = {.struct_size = sizeof(exec), .queue = queue};
     assert_int_equal(clEnqueueWriteBuffer(queue, outs, CL_TRUE, 0, sizeof(merge->outs), merge->outs, 0, NULL, NULL), 0);
     assert_int_equal(clEnqueueWriteBuffer(queue, lses, CL_TRUE, 0, sizeof(merge->lses), merge->lses, 0, NULL, NULL), 0);
-    ASSERT_OK(kvleaf_attention_merge(attention, n, 1, &outs_view, 72, &lses_view, 3, &out_view, &lse_view, &exec));
+    ASSERT_OK(kvleaf_attention_merge(attention, n, 1, &outs_view, ROW, &lses_view, HEADS, &out_view, &lse_view, &exec));
     assert_int_equal(clEnqueueReadBuffer(queue, out, CL_TRUE, 0, sizeof(merge->out), merge->out, 0, NULL, NULL), 0);
     assert_int_equal(clEnqueueReadBuffer(queue, lse, CL_TRUE, 0, sizeof(merge->lse), merge->lse, 0, NULL, NULL), 0);
     clReleaseMemObject(outs);
@@ -92,14 +94,14 @@ static void test_the_neutral_element(void **state)
             small_merge merge;
             memset(&merge, 0, sizeof(merge));
             for (int32_t p = 0; p < 4; p++)
-                for (int32_t h = 0; h < 3; h++)
+                for (int32_t h = 0; h < HEADS; h++)
                     merge.lses[p][h] = p == full ? -7.25f + (float)h : -INFINITY;
-            for (int32_t i = 0; i < 72 && full >= 0; i++)
+            for (int32_t i = 0; i < ROW && full >= 0; i++)
                 merge.outs[full][i] = 0.1f * (float)(i - 30);
             run_small(&merge, n);
-            for (int32_t h = 0; h < 3; h++)
+            for (int32_t h = 0; h < HEADS; h++)
                 assert_true(merge.lse[h] == (full < 0 ? -INFINITY : -7.25f + (float)h));
-            for (int32_t i = 0; i < 72; i++)
+            for (int32_t i = 0; i < ROW; i++)
                 assert_true(merge.out[i] == (full < 0 ? 0 : merge.outs[full][i]));
         }
     }
@@ -111,18 +113,18 @@ static void test_known_weights(void **state)
     small_merge merge;
     (void)state;
     memset(&merge, 0, sizeof(merge));
-    for (int32_t h = 0; h < 3; h++) {
+    for (int32_t h = 0; h < HEADS; h++) {
         merge.lses[0][h] = h == 2 ? 300 : 1.5f;
         merge.lses[1][h] = h == 1 ? 1.5f + 1.0986123f : 1.5f; /* ln 3: three quarters of the weight */
     }
-    for (int32_t i = 0; i < 72; i++) {
+    for (int32_t i = 0; i < ROW; i++) {
         merge.outs[0][i] = 8;
         merge.outs[1][i] = 4;
     }
     run_small(&merge, 2);
     assert_true(fabsf(merge.out[0] - 6) < 1e-5f && fabsf(merge.lse[0] - (1.5f + 0.6931472f)) < 1e-5f);
-    assert_true(fabsf(merge.out[24] - 5) < 1e-5f && fabsf(merge.lse[1] - (1.5f + 1.3862944f)) < 1e-5f);
-    assert_true(merge.out[48] == 8 && merge.lse[2] == 300);
+    assert_true(fabsf(merge.out[DIM] - 5) < 1e-5f && fabsf(merge.lse[1] - (1.5f + 1.3862944f)) < 1e-5f);
+    assert_true(merge.out[2 * DIM] == 8 && merge.lse[2] == 300);
 }
 
 /* A sequence of 200 keys as one, and as 1 .. 4 contiguous parts that are attended by themselves and merged. */
@@ -153,20 +155,20 @@ static void test_parts_merge_to_the_whole(void **state)
         batch.masks = &mask;
         kvleaf_kv_view view = problem_kv_view(&whole);
         kvleaf_tensor q = problem_tensor(&whole.q), out = problem_tensor(&whole.out), lse = problem_tensor(&whole.lse);
-        view.k.offset += (uint64_t)cuts[p] * 24 * sizeof(float);
-        view.v.offset += (uint64_t)cuts[p] * 24 * sizeof(float);
+        view.k.offset += (uint64_t)cuts[p] * 2 * DIM * sizeof(float);
+        view.v.offset += (uint64_t)cuts[p] * 2 * DIM * sizeof(float);
         ASSERT_OK(kvleaf_attention_plan(object, &batch, &exec));
         ASSERT_OK(kvleaf_attention_attend(object, &q, &view, &out, &lse, &exec));
         clFinish(queue);
-        unsigned char *whole_out = malloc(72 * sizeof(float));
+        unsigned char *whole_out = malloc(ROW * sizeof(float));
         assert_non_null(whole_out);
-        memcpy(whole_out, whole.out_bits, 72 * sizeof(float));
-        float whole_lse[3];
+        memcpy(whole_out, whole.out_bits, ROW * sizeof(float));
+        float whole_lse[HEADS];
         memcpy(whole_lse, whole.lse_values, sizeof(whole_lse));
         assert_true(problem_collect(&whole));
-        memcpy(merge.outs[p], whole.out_bits, 72 * sizeof(float));
+        memcpy(merge.outs[p], whole.out_bits, ROW * sizeof(float));
         memcpy(merge.lses[p], whole.lse_values, sizeof(merge.lses[p]));
-        memcpy(whole.out_bits, whole_out, 72 * sizeof(float));
+        memcpy(whole.out_bits, whole_out, ROW * sizeof(float));
         memcpy(whole.lse_values, whole_lse, sizeof(whole_lse));
         free(whole_out);
     }

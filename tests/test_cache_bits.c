@@ -55,21 +55,23 @@ static const int32_t order[64] = {
     45, 28, 15, 60, 4,  39, 23, 54, 13, 32, 49, 18, 43, 26, 56, 35, 22, 41, 46, 51,
 };
 
+/* Geometries of test_cache_step.c, whose programs serve here too. */
 typedef struct bits_case {
     const char *name;
     kvleaf_dtype kv_dtype;
-    int32_t head_dim, block_size;
+    int32_t num_heads, num_kv_heads, head_dim, block_size;
 } bits_case;
 
 static const bits_case cases[] = {
-    {"f32 b16", KVLEAF_F32, 64, 16},
-    {"f16 b4", KVLEAF_F16, 16, 4},
+    {"f32 b16", KVLEAF_F32, 4, 2, 64, 16},
+    {"f16 b7", KVLEAF_F16, 5, 1, 17, 7},
 };
 
 static rig_params params_of(const bits_case *at)
 {
     rig_params p = rig_defaults();
     p.kv_dtype = at->kv_dtype, p.head_dim = at->head_dim, p.block_size = at->block_size;
+    p.num_heads = at->num_heads, p.num_kv_heads = at->num_kv_heads;
     return p;
 }
 

@@ -182,7 +182,6 @@ static void test_declared_capacities(void **state)
     rig_params p = rig_defaults();
     p.max_decode_keys = 1;
     p.num_blocks = 1024;
-    p.block_size = 16;
     rig_open(&r, &p);
     rig_seq *a = rig_seq_new(&r);
     for (int32_t i = 0; i < 8; i++) {

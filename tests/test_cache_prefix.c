@@ -11,21 +11,20 @@ enum { WINDOW = 10, MOST = 64 };
 
 typedef struct prefix_case {
     const char *name;
-    kvleaf_dtype dtype;
     kvleaf_layout layout;
-    int32_t block_size, window; /* of one of the layers; 0 = all alike */
+    int32_t head_dim, block_size, window; /* of one of the layers; 0 = all alike */
 } prefix_case;
 
 static const prefix_case cases[] = {
-    {"rows, a window", KVLEAF_F32, KVLEAF_LAYOUT_ROWS, 4, WINDOW},
-    {"packed, a window", KVLEAF_F16, KVLEAF_LAYOUT_CPU16, 16, WINDOW},
+    {"rows, a window", KVLEAF_LAYOUT_ROWS, 16, 4, WINDOW},
+    {"packed, a window", KVLEAF_LAYOUT_CPU16, 64, 16, WINDOW},
 };
 
 static rig_params params_of(const prefix_case *c)
 {
     rig_params p = rig_defaults();
-    p.q_dtype = p.kv_dtype = p.out_dtype = c->dtype;
     p.layout = c->layout;
+    p.head_dim = c->head_dim;
     p.block_size = c->block_size;
     p.window[1] = c->window;
     p.num_blocks = 256 / c->block_size + 8;

@@ -60,7 +60,7 @@ static void build(fixture *f, const char *options, int answer, bool from_disk)
     int64_t sources = shim.calls_of[SHIM_CreateProgramWithSource];
     int64_t binaries = shim.calls_of[SHIM_CreateProgramWithBinary];
     f->lines = (support_lines){.count = 0};
-    ASSERT_OK(kvleaf_device_open(&f->params, &device));
+    ASSERT_OK(support_create(&f->params, &device));
     ASSERT_OK(kvl_device_program(device, "answer.cl", options, &program));
     assert_int_equal(support_answer(device, program), answer);
     assert_int_equal(shim.calls_of[SHIM_CreateProgramWithSource] - sources, from_disk ? 0 : 1);
@@ -240,7 +240,7 @@ static void test_driver_refuses_the_binary(void **state)
         shim.calls = 0;
         shim.fail_only = entries[i];
         shim.fail_at = 1;
-        ASSERT_OK(kvleaf_device_open(&f->params, &device));
+        ASSERT_OK(support_create(&f->params, &device));
         ASSERT_OK(kvl_device_program(device, "answer.cl", "", &program));
         assert_int_equal(shim.failed_entry, entries[i]);
         assert_int_equal(support_answer(device, program), 17);
@@ -259,31 +259,68 @@ static void test_no_folder_no_file(void **state)
     assert_int_equal(support_files(f->cache, "", NULL), 0);
 }
 
-/* What one of the cold processes does. Running the kernel is the driver's affair, and slow: one of them does it. */
-static int child(const char *kernels, const char *cache, bool runs)
+enum { PROCESSES = 8, PROGRAMS = 20 };
+
+/* What a cold process does: PROGRAMS programs, with a driver that compiles nothing and gives `binary` for each, so that
+ * the processes are in the folder all the time. With an empty one it is the real driver, and one program, which runs.
+ */
+static int child(const char *kernels, const char *cache, const char *binary)
 {
-    cl_kernel kernel = NULL;
+    support_lines lines = {.count = 0};
     kvleaf_device_params params = support_params();
     kvleaf_device *device = NULL;
     cl_program program = NULL;
+    shim_reset();
+    if (*binary)
+        shim.binary = support_slurp(binary, &shim.binary_size);
+    params.opencl = shim_table();
     params.kernel_dir = kernels;
     params.cache_dir = cache;
-    if (kvleaf_device_open(&params, &device) != KVLEAF_OK ||
-        kvl_device_program(device, "answer.cl", "", &program) != KVLEAF_OK)
+    params.log = support_log;
+    params.log_user = &lines;
+    params.log_level = KVLEAF_LOG_WARNING;
+    if (kvleaf_device_open(&params, &device) != KVLEAF_OK)
         return 1;
-    if (kvl_device_kernel(device, program, "answer", &kernel) != KVLEAF_OK)
-        return 2;
-    clReleaseKernel(kernel);
-    int answer = runs ? support_answer(device, program) : 17;
+    for (int i = 1; i <= (shim.binary ? PROGRAMS : 1); i++) {
+        char options[32];
+        snprintf(options, sizeof options, "-DX=%d", i);
+        if (kvl_device_program(device, "answer.cl", options, &program) != KVLEAF_OK)
+            return 2;
+    }
+    int answer = shim.binary ? 17 : support_answer(device, program);
     kvleaf_device_destroy(&device);
-    return answer == 17 ? 0 : 3;
+    if (lines.count)
+        fprintf(stderr, "%s", lines.text);
+    return answer == 17 && lines.count == 0 && shim_balance() == 0 ? 0 : 3;
 }
 
+/* The driver's binary of answer.cl, in a file. */
+static char *write_binary(fixture *f)
+{
+    kvleaf_device *device = NULL;
+    cl_program program = NULL;
+    size_t size = 0;
+    f->params.cache_dir = NULL;
+    ASSERT_OK(support_create(&f->params, &device));
+    ASSERT_OK(kvl_device_program(device, "answer.cl", "-DX=1", &program));
+    assert_int_equal(clGetProgramInfo(program, CL_PROGRAM_BINARY_SIZES, sizeof size, &size, NULL), CL_SUCCESS);
+    unsigned char *binary = malloc(size);
+    assert_non_null(binary);
+    assert_int_equal(clGetProgramInfo(program, CL_PROGRAM_BINARIES, sizeof binary, &binary, NULL), CL_SUCCESS);
+    char *path = support_path(f->kernels, "answer.bin");
+    support_write(path, binary, size);
+    free(binary);
+    kvleaf_device_destroy(&device);
+    f->params.cache_dir = f->cache;
+    return path;
+}
+
+/* pocl #1480: whoever comes first, each finds whole entries or none, and one of each is left. */
 static void test_eight_cold_processes(void **state)
 {
-    enum { PROCESSES = 8 };
     fixture *f = *state;
     pid_t children[PROCESSES];
+    char *binary = write_binary(f);
     for (int i = 0; i < PROCESSES; i++) {
         children[i] = fork();
         assert_true(children[i] >= 0);
@@ -291,7 +328,7 @@ static void test_eight_cold_processes(void **state)
             char own[512];
             snprintf(own, sizeof own, "%s/pocl%d", f->kernels, i); /* the driver has a cache too */
             setenv("POCL_CACHE_DIR", own, 1);
-            execl(self, self, f->kernels, f->cache, i == 0 ? "run" : "build", (char *)NULL);
+            execl(self, self, f->kernels, f->cache, i == 0 ? "" : binary, (char *)NULL);
             _exit(99);
         }
     }
@@ -300,9 +337,11 @@ static void test_eight_cold_processes(void **state)
         assert_int_equal(waitpid(children[i], &status, 0), children[i]);
         assert_int_equal(status, 0);
     }
-    assert_int_equal(support_files(f->cache, "", NULL), 1);
-    build(f, "", 17, true);
+    assert_int_equal(support_files(f->cache, "", NULL), PROGRAMS);
+    build(f, "-DX=1", 17, true);
+    build(f, "-DX=20", 17, true);
     assert_int_equal(f->lines.count, 0);
+    free(binary);
 }
 
 #define TEST(name) cmocka_unit_test_setup_teardown(name, setup, teardown)
@@ -323,6 +362,6 @@ int main(int argc, char **argv)
     };
     self = argv[0];
     if (argc > 3)
-        return child(argv[1], argv[2], strcmp(argv[3], "run") == 0);
+        return child(argv[1], argv[2], argv[3]);
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

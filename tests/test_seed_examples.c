@@ -140,7 +140,7 @@ static void assert_empty_rows(const float *out, const float *lse, int32_t rows, 
 
 static void varlen(kvleaf_mask mask)
 {
-    enum { HEADS = 4, KV_HEADS = 2, DIM = 64, TOTAL_Q = 14, TOTAL_K = 8 };
+    enum { HEADS = 4, KV_HEADS = 2, DIM = 16, TOTAL_Q = 14, TOTAL_K = 8 };
     const int32_t cu_q[] = {0, 10, 13, 14}, cu_k[] = {0, 0, 1, 8};
     const kvleaf_mask masks[] = {mask, mask, mask};
     const kvleaf_family families[] = {KVLEAF_FAMILY_PREFILL, KVLEAF_FAMILY_PREFILL, KVLEAF_FAMILY_AUTO};
@@ -209,7 +209,7 @@ static void doc_000_004_varlen_contiguous(void **state)
 }
 
 /* Figure 2 over the application's own buffers: blocks of 32 tokens, [block][token][head][dim]. */
-enum { D_HEADS = 4, D_KV_HEADS = 2, D_DIM = 64, D_BLOCK = 32, D_BLOCKS = 8, D_TOKEN = D_KV_HEADS * D_DIM };
+enum { D_HEADS = 4, D_KV_HEADS = 2, D_DIM = 16, D_BLOCK = 32, D_BLOCKS = 8, D_TOKEN = D_KV_HEADS * D_DIM };
 static const int32_t decode_cached[] = {30, 32, 70};
 static const int32_t decode_table[3][4] = {{2, -1, -1, -1}, {0, 1, -1, -1}, {3, 5, 6, -1}};
 static const int32_t decode_slots[] = {2 * 32 + 30, 1 * 32 + 0, 6 * 32 + 6};
@@ -485,19 +485,19 @@ static void doc_001_scalar_head_in_any_blocks(void **state)
 
 static void doc_002_gather_through_scattered_blocks(void **state)
 {
-    enum { TOKENS = 40, DIM = 64 };
+    enum { TOKENS = 40, HEADS = 4, KV_HEADS = 2, DIM = 64, TOKEN = KV_HEADS * DIM };
     const int32_t order[] = {41, 7, 19, 2, 33};
-    managed m = {.num_blocks = 64, .block_size = 16, .heads = 1, .kv_heads = 1, .dim = DIM};
-    float *q = random_floats(TOKENS * DIM, first_seed), *k = random_floats(TOKENS * DIM, first_seed + 1);
-    float *v = random_floats(TOKENS * DIM, first_seed + 2), *k_back, *v_back, *out;
+    managed m = {.num_blocks = 64, .block_size = 16, .heads = HEADS, .kv_heads = KV_HEADS, .dim = DIM};
+    float *q = random_floats(TOKENS * HEADS * DIM, first_seed), *k = random_floats(TOKENS * TOKEN, first_seed + 1);
+    float *v = random_floats(TOKENS * TOKEN, first_seed + 2), *k_back, *v_back, *out;
     reference_kv kv = {.k = k,
                        .v = v,
                        .dtype = KVLEAF_F32,
                        .layout = KVLEAF_LAYOUT_STRIDED,
                        .head_dim = DIM,
-                       .k_token_stride = DIM,
+                       .k_token_stride = TOKEN,
                        .k_head_stride = DIM,
-                       .v_token_stride = DIM,
+                       .v_token_stride = TOKEN,
                        .v_head_stride = DIM};
     reference_seq whole = {.q_len = TOKENS, .kv_len = TOKENS, .causal = true};
     cl_mem gathered[2];
@@ -506,16 +506,16 @@ static void doc_002_gather_through_scattered_blocks(void **state)
     (void)state;
     managed_open(&m, order, 5);
     seq = managed_seq(&m);
-    gathered[0] = output(TOKENS * DIM);
-    gathered[1] = output(TOKENS * DIM);
+    gathered[0] = output(TOKENS * TOKEN);
+    gathered[1] = output(TOKENS * TOKEN);
     out = managed_step(&m, seq, TOKENS, q, k, v, gathered);
-    k_back = take_output(gathered[0], TOKENS * DIM);
-    v_back = take_output(gathered[1], TOKENS * DIM);
+    k_back = take_output(gathered[0], TOKENS * TOKEN);
+    v_back = take_output(gathered[1], TOKENS * TOKEN);
     assert_managed_table(&m, seq, order, 3);
-    assert_memory_equal(k_back, k, TOKENS * DIM * sizeof *k);
-    assert_memory_equal(v_back, v, TOKENS * DIM * sizeof *v);
+    assert_memory_equal(k_back, k, TOKENS * TOKEN * sizeof *k);
+    assert_memory_equal(v_back, v, TOKENS * TOKEN * sizeof *v);
     assert_stored(&m, seq, TOKENS, k, v);
-    assert_rows(&kv, &whole, 1, 1, q, out, NULL);
+    assert_rows(&kv, &whole, HEADS, KV_HEADS, q, out, NULL);
     managed_close(&m);
     free(q), free(k), free(v), free(k_back), free(v_back), free(out);
 }
@@ -524,7 +524,7 @@ static void doc_002_gather_through_scattered_blocks(void **state)
  */
 static void doc_002_samples_do_not_disturb_each_other(void **state)
 {
-    enum { PROMPT = 40, NEW = 3, ALL = PROMPT + NEW, HEADS = 4, KV_HEADS = 2, DIM = 32, TOKEN = KV_HEADS * DIM };
+    enum { PROMPT = 40, NEW = 3, ALL = PROMPT + NEW, HEADS = 4, KV_HEADS = 2, DIM = 64, TOKEN = KV_HEADS * DIM };
     managed m = {.num_blocks = 16, .block_size = 16, .heads = HEADS, .kv_heads = KV_HEADS, .dim = DIM};
     float *q = random_floats(PROMPT * HEADS * DIM, first_seed), *k[3], *v[3];
     kvleaf_seq samples[3];
