@@ -329,10 +329,9 @@ static inline void check_hosts(const kvleaf_blocks *blocks, int32_t number)
 static inline void check_entry(const kvleaf_blocks *blocks, int32_t at)
 {
     const kvl_entry *entries = blocks->index.entries, *entry = &entries[at];
-    const kvl_key key = {entry->parent, entry->salt, {entry->digest[0], entry->digest[1]}, kvl_block_ids(blocks, at)};
-    uint64_t hash[2];
+    const kvl_key key = {entry->parent, entry->salt, &blocks->contents[at], kvl_block_ids(blocks, at)};
     int32_t children = 0;
-    assert_int_equal(kvl_index_find(blocks, &key, hash), at);
+    assert_int_equal(kvl_index_find(blocks, &key), at);
     int32_t in_bucket = blocks->index.buckets[entry->hash[0] & (uint64_t)(blocks->index.num_buckets - 1)];
     while (in_bucket != at && in_bucket != KVL_NO_ENTRY)
         in_bucket = entries[in_bucket].next_in_bucket;

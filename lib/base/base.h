@@ -42,6 +42,16 @@ void kvl_error_restore(const kvleaf_allocator *allocator, kvl_error_state *state
 void *kvl_alloc(const kvleaf_allocator *allocator, size_t count, size_t size);
 void kvl_free(const kvleaf_allocator *allocator, void *memory);
 
+/* Asks for the cache line of an address that is used soon. */
+static inline void kvl_prefetch(const void *address)
+{
+#if defined(__GNUC__)
+    __builtin_prefetch(address);
+#else
+    (void)address;
+#endif
+}
+
 /* *out = a op b; false where it would not fit. */
 bool kvl_mul(uint64_t a, uint64_t b, uint64_t *out);
 bool kvl_add(uint64_t a, uint64_t b, uint64_t *out);

@@ -103,9 +103,9 @@ typedef struct kvl_content {
 typedef struct kvl_entry kvl_entry;
 typedef struct kvl_index {
     kvl_entry *entries; /* [blocks of the primary group]; NULL = nothing is indexed */
-    int32_t *partners;  /* [the same][num_groups]: the blocks of the other groups, or KVLEAF_NO_BLOCK */
-    int32_t *buckets;   /* [num_buckets]: entries by hash, first of a chain */
-    int32_t *roots;     /* [num_buckets]: entries without parent by salt, latest first */
+    int32_t *partners; /* [the same][num_groups]: the blocks of the other groups; KVLEAF_NO_BLOCK where there is none */
+    int32_t *buckets;  /* [num_buckets]: entries by hash, first of a chain */
+    int32_t *roots;    /* [num_buckets]: entries without parent by salt, latest first */
     int64_t num_buckets;
     uint64_t serial;
     bool one_hash; /* all hashes are the same: for tests */

@@ -1,17 +1,21 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* A prompt's blocks are entered in one loop (kvl_index_follow), whose time is its instructions: what it calls for every
+ * block is inline, and external where index.h declares it. */
 #include "blocks/index.h"
 
 #include <string.h>
 
-#define XXH_INLINE_ALL /* the input's size is known but for the ids, and short */
+#define XXH_INLINE_ALL /* inputs are short */
 #include <xxhash.h>
 
-#define MAX_BLOCK_SIZE 256
-
-static void clear_chains(kvl_index *index)
+static void clear_index(kvleaf_blocks *blocks)
 {
+    kvl_index *index = &blocks->index;
+    int64_t partners = (int64_t)blocks->groups[blocks->primary].num_blocks * blocks->num_groups;
     for (int64_t i = 0; i < index->num_buckets; i++)
         index->buckets[i] = index->roots[i] = KVL_NO_ENTRY;
+    for (int64_t i = 0; i < partners; i++)
+        index->partners[i] = KVLEAF_NO_BLOCK;
 }
 
 kvleaf_status kvl_index_create(kvleaf_blocks *blocks)
@@ -34,7 +38,7 @@ kvleaf_status kvl_index_create(kvleaf_blocks *blocks)
     index->roots = kvl_alloc(&blocks->allocator, (size_t)index->num_buckets, sizeof *index->roots);
     if (!index->roots)
         return kvl_fail_memory((size_t)index->num_buckets * sizeof *index->roots);
-    clear_chains(index);
+    clear_index(blocks);
     return KVLEAF_OK;
 }
 
@@ -46,9 +50,9 @@ void kvl_index_destroy(kvleaf_blocks *blocks)
     kvl_free(&blocks->allocator, blocks->index.entries);
 }
 
-static int32_t *bucket_of(const kvl_index *index, const uint64_t hash[2])
+static int32_t *bucket_of(const kvl_index *index, uint64_t hash)
 {
-    return &index->buckets[hash[0] & (uint64_t)(index->num_buckets - 1)];
+    return &index->buckets[hash & (uint64_t)(index->num_buckets - 1)];
 }
 
 static int32_t *roots_of(const kvl_index *index, uint64_t salt)
@@ -57,24 +61,19 @@ static int32_t *roots_of(const kvl_index *index, uint64_t salt)
     return &index->roots[(mixed >> 32) & (uint64_t)(index->num_buckets - 1)];
 }
 
-struct hash_input {
-    uint64_t parent[2], salt, digest[2];
-    int32_t ids[MAX_BLOCK_SIZE];
-};
-
-static void hash_block(const kvleaf_blocks *blocks, const kvl_key *key, uint64_t hash[2])
+/* Of the parent's hash (or the salt, where a chain begins), the digest and the hash of the ids, which are hashed where
+ * they lie and do not wait for the parent's. */
+static inline void hash_block(const kvleaf_blocks *blocks, const kvl_key *key, uint64_t hash[2])
 {
     const kvl_index *index = &blocks->index;
-    struct hash_input input;
-    size_t size = (size_t)blocks->block_size * sizeof *key->ids;
     const bool root = key->parent == KVL_NO_ENTRY;
-    input.parent[0] = root ? 0 : index->entries[key->parent].hash[0];
-    input.parent[1] = root ? 0 : index->entries[key->parent].hash[1];
-    input.salt = key->salt;
-    input.digest[0] = key->digest[0];
-    input.digest[1] = key->digest[1];
-    memcpy(input.ids, key->ids, size);
-    XXH128_hash_t made = XXH3_128bits(&input, offsetof(struct hash_input, ids) + size);
+    const kvl_entry *parent = &index->entries[root ? 0 : key->parent];
+    const uint64_t *digest = key->content->digest;
+    XXH128_hash_t ids = XXH3_128bits(key->ids, (size_t)blocks->block_size * sizeof *key->ids);
+    const uint64_t all[] = {
+        root ? key->salt : parent->hash[0], root ? 0 : parent->hash[1], digest[0], digest[1], ids.low64, ids.high64,
+    };
+    XXH128_hash_t made = XXH3_128bits(all, sizeof all);
     hash[0] = index->one_hash ? 1 : made.low64;
     hash[1] = index->one_hash ? 1 : made.high64;
 }
@@ -82,32 +81,41 @@ static void hash_block(const kvleaf_blocks *blocks, const kvl_key *key, uint64_t
 static bool is_found_by(const kvleaf_blocks *blocks, int32_t block, const kvl_key *key)
 {
     const kvl_entry *entry = &blocks->index.entries[block];
-    return entry->parent == key->parent && entry->salt == key->salt && entry->digest[0] == key->digest[0] &&
-           entry->digest[1] == key->digest[1] &&
+    const uint64_t *there = blocks->contents[block].digest, *digest = key->content->digest;
+    return entry->parent == key->parent && entry->salt == key->salt && there[0] == digest[0] && there[1] == digest[1] &&
            memcmp(kvl_block_ids(blocks, block), key->ids, (size_t)blocks->block_size * sizeof *key->ids) == 0;
 }
 
-int32_t kvl_index_find(const kvleaf_blocks *blocks, const kvl_key *key, uint64_t hash[2])
+static int32_t find_by_hash(const kvleaf_blocks *blocks, const kvl_key *key)
 {
-    /* Most blocks are continued in one way: then there is no need to hash. */
-    int32_t at = key->parent == KVL_NO_ENTRY ? KVL_NO_ENTRY : blocks->index.entries[key->parent].first_child;
-    if (at != KVL_NO_ENTRY && is_found_by(blocks, at, key))
-        return at;
+    uint64_t hash[2];
     hash_block(blocks, key, hash);
-    at = *bucket_of(&blocks->index, hash);
+    int32_t at = *bucket_of(&blocks->index, hash[0]);
     while (at != KVL_NO_ENTRY && !is_found_by(blocks, at, key))
         at = blocks->index.entries[at].next_in_bucket;
     return at;
 }
 
-int32_t kvl_index_block(const kvleaf_blocks *blocks, int32_t entry, int32_t group)
+inline int32_t kvl_index_find(const kvleaf_blocks *blocks, const kvl_key *key)
 {
-    return blocks->index.partners[(size_t)entry * (size_t)blocks->num_groups + (size_t)group];
+    const kvl_entry *entries = blocks->index.entries;
+    if (key->parent == KVL_NO_ENTRY)
+        return find_by_hash(blocks, key);
+    /* Most blocks are continued in one way, or not yet: then there is no need to hash. */
+    int32_t latest = entries[key->parent].first_child;
+    if (latest == KVL_NO_ENTRY || is_found_by(blocks, latest, key))
+        return latest;
+    return entries[latest].next_sibling == KVL_NO_ENTRY ? KVL_NO_ENTRY : find_by_hash(blocks, key);
 }
 
-static void set_block(kvleaf_blocks *blocks, int32_t entry, int32_t group, int32_t block)
+static int32_t *partner_of(const kvleaf_blocks *blocks, int32_t entry, int32_t group)
 {
-    blocks->index.partners[(size_t)entry * (size_t)blocks->num_groups + (size_t)group] = block;
+    return &blocks->index.partners[(size_t)entry * (size_t)blocks->num_groups + (size_t)group];
+}
+
+int32_t kvl_index_block(const kvleaf_blocks *blocks, int32_t entry, int32_t group)
+{
+    return group == blocks->primary ? entry : *partner_of(blocks, entry, group);
 }
 
 int32_t kvl_index_first(const kvleaf_blocks *blocks, int32_t parent, uint64_t salt)
@@ -117,8 +125,6 @@ int32_t kvl_index_first(const kvleaf_blocks *blocks, int32_t parent, uint64_t sa
 
 static void tell(const kvleaf_blocks *blocks, kvleaf_event_type type, int32_t group, int32_t block, int32_t at)
 {
-    if (!blocks->event)
-        return;
     const kvl_entry *entry = &blocks->index.entries[at];
     kvleaf_event event = {.type = type, .group = group, .block = block, .salt = entry->salt};
     memcpy(event.hash, entry->hash, sizeof event.hash);
@@ -138,42 +144,45 @@ static void hold_chain(kvleaf_blocks *blocks, int32_t entry, int32_t count)
         kvl_group_hold(blocks, blocks->primary, entry, count);
 }
 
-void kvl_index_attach(kvleaf_blocks *blocks, int32_t entry, int32_t group, int32_t id)
+/* Lets an entry find a block; `before`, and all before that, stay while the block is pinned. */
+static inline void make_found(kvleaf_blocks *blocks, int32_t entry, int32_t group, int32_t id, int32_t before)
 {
     kvl_block *block = &blocks->groups[group].blocks[id];
-    set_block(blocks, entry, group, id);
     block->entry = entry;
     blocks->groups[group].indexed++;
-    hold_chain(blocks, group == blocks->primary ? blocks->index.entries[entry].parent : entry, block->user_pins);
-    tell(blocks, KVLEAF_EVENT_STORED, group, id, entry);
+    hold_chain(blocks, before, block->user_pins);
+    if (blocks->event)
+        tell(blocks, KVLEAF_EVENT_STORED, group, id, entry);
 }
 
-void kvl_index_enter(kvleaf_blocks *blocks, int32_t block, const kvl_key *key, const uint64_t hash[2])
+void kvl_index_attach(kvleaf_blocks *blocks, int32_t entry, int32_t group, int32_t id)
+{
+    *partner_of(blocks, entry, group) = id;
+    make_found(blocks, entry, group, id, entry);
+}
+
+inline void kvl_index_enter(kvleaf_blocks *blocks, int32_t block, const kvl_key *key)
 {
     kvl_index *index = &blocks->index;
     kvl_entry *entry = &index->entries[block];
     kvl_entry *parent = key->parent == KVL_NO_ENTRY ? NULL : &index->entries[key->parent];
-    int32_t *bucket = bucket_of(index, hash), *first = parent ? &parent->first_child : roots_of(index, key->salt);
-    *entry = (kvl_entry){
-        .hash = {hash[0], hash[1]},
-        .salt = key->salt,
-        .digest = {key->digest[0], key->digest[1]},
-        .serial = ++index->serial,
-        .parent = key->parent,
-        .first_child = KVL_NO_ENTRY,
-        .next_sibling = *first,
-        .previous_sibling = KVL_NO_ENTRY,
-        .next_in_bucket = *bucket,
-        .depth = parent ? parent->depth + 1 : 0,
-    };
+    hash_block(blocks, key, entry->hash);
+    int32_t *bucket = bucket_of(index, entry->hash[0]);
+    int32_t *first = parent ? &parent->first_child : roots_of(index, key->salt);
+    entry->parent = key->parent;
+    entry->next_in_bucket = *bucket;
+    entry->salt = key->salt;
+    entry->first_child = entry->previous_sibling = KVL_NO_ENTRY;
+    entry->next_sibling = *first;
+    entry->children = 0;
+    entry->depth = parent ? parent->depth + 1 : 0;
+    entry->serial = ++index->serial;
     if (*first != KVL_NO_ENTRY)
         index->entries[*first].previous_sibling = block;
     *first = *bucket = block;
     if (parent)
         parent->children++;
-    for (int32_t i = 0; i < blocks->num_groups; i++)
-        set_block(blocks, block, i, KVLEAF_NO_BLOCK);
-    kvl_index_attach(blocks, block, blocks->primary, block);
+    make_found(blocks, block, blocks->primary, block, key->parent);
 }
 
 /* Makes a block of an entry unknown to it; a cached one becomes free. */
@@ -181,10 +190,11 @@ static void detach(kvleaf_blocks *blocks, int32_t entry, int32_t group, int32_t 
 {
     kvl_block *block = &blocks->groups[group].blocks[id];
     bool cached = block->next != KVL_UNLISTED;
-    tell(blocks, KVLEAF_EVENT_REMOVED, group, id, entry);
+    if (blocks->event)
+        tell(blocks, KVLEAF_EVENT_REMOVED, group, id, entry);
     if (cached)
         kvl_group_unlist(blocks, group, id);
-    set_block(blocks, entry, group, KVLEAF_NO_BLOCK);
+    *partner_of(blocks, entry, group) = KVLEAF_NO_BLOCK;
     block->entry = KVL_NO_ENTRY;
     blocks->groups[group].indexed--;
     if (cached)
@@ -209,7 +219,7 @@ static void remove_leaf(kvleaf_blocks *blocks, int32_t at)
         index->entries[entry->next_sibling].previous_sibling = entry->previous_sibling;
     if (entry->parent != KVL_NO_ENTRY)
         index->entries[entry->parent].children--;
-    int32_t *link = bucket_of(index, entry->hash);
+    int32_t *link = bucket_of(index, entry->hash[0]);
     while (*link != at)
         link = &index->entries[*link].next_in_bucket;
     *link = entry->next_in_bucket;
@@ -280,37 +290,42 @@ void kvl_index_shorten(const kvleaf_blocks *blocks, kvl_sequence *sequence, int3
         set_tip(blocks, sequence, count, tip);
 }
 
-/* Follows the chain over one more block. */
-static void follow_block(kvleaf_blocks *blocks, kvl_sequence *sequence)
+/* The entry behind `tip` that finds what a block of the primary group holds; the block's own, where there was none. */
+static int32_t follow_block(kvleaf_blocks *blocks, int32_t block, int32_t tip, uint64_t salt)
 {
-    int32_t at = sequence->indexed, block = kvl_sequence_table(sequence, blocks->primary)[at];
-    const uint64_t *digest = blocks->contents[block].digest;
     const kvl_key key = {
-        .parent = sequence->tip,
-        .salt = sequence->params.salt,
-        .digest = {digest[0], digest[1]},
-        .ids = kvl_block_ids(blocks, block),
-    };
-    uint64_t hash[2];
-    int32_t entry = kvl_index_find(blocks, &key, hash);
-    if (entry != KVL_NO_ENTRY && kvl_group_expired(blocks, blocks->primary, entry)) {
+        .parent = tip, .salt = salt, .content = &blocks->contents[block], .ids = kvl_block_ids(blocks, block)};
+    int32_t entry = kvl_index_find(blocks, &key);
+    if (entry != KVL_NO_ENTRY && !kvl_group_expired(blocks, blocks->primary, entry))
+        return entry;
+    if (entry != KVL_NO_ENTRY)
         kvl_index_leave(blocks, blocks->primary, entry);
-        entry = kvl_index_find(blocks, &key, hash);
-    }
-    if (entry == KVL_NO_ENTRY) {
-        kvl_index_enter(blocks, block, &key, hash);
-        entry = block;
-    }
+    kvl_index_enter(blocks, block, &key);
+    return block;
+}
+
+/* Lets an entry know the sequence's blocks of the other groups, where it knows none. */
+static void follow_partners(kvleaf_blocks *blocks, const kvl_sequence *sequence, int32_t at, int32_t entry)
+{
     for (int32_t i = 0; i < blocks->num_groups; i++) {
-        int32_t own = kvl_sequence_table(sequence, i)[at], there = kvl_index_block(blocks, entry, i);
-        if (own == KVLEAF_NO_BLOCK || blocks->groups[i].blocks[own].entry != KVL_NO_ENTRY)
+        int32_t own = kvl_sequence_table(sequence, i)[at];
+        if (i == blocks->primary || own == KVLEAF_NO_BLOCK || blocks->groups[i].blocks[own].entry != KVL_NO_ENTRY)
             continue;
-        if (there != KVLEAF_NO_BLOCK && i != blocks->primary && kvl_group_expired(blocks, i, there))
+        int32_t there = kvl_index_block(blocks, entry, i);
+        if (there != KVLEAF_NO_BLOCK && kvl_group_expired(blocks, i, there))
             kvl_index_leave(blocks, i, there);
         if (kvl_index_block(blocks, entry, i) == KVLEAF_NO_BLOCK)
             kvl_index_attach(blocks, entry, i, own);
     }
-    set_tip(blocks, sequence, at + 1, entry);
+}
+
+/* The blocks of a sequence lie anywhere; what has to be read of the next one comes while this one is hashed. */
+static void prefetch_block(const kvleaf_blocks *blocks, int32_t block)
+{
+    kvl_prefetch(&blocks->index.entries[block]);
+    kvl_prefetch(&blocks->contents[block]);
+    kvl_prefetch(&blocks->groups[blocks->primary].blocks[block]);
+    kvl_prefetch(kvl_block_ids(blocks, block));
 }
 
 void kvl_index_follow(kvleaf_blocks *blocks, kvl_sequence *sequence)
@@ -324,8 +339,17 @@ void kvl_index_follow(kvleaf_blocks *blocks, kvl_sequence *sequence)
     if (!kvl_index_holds(blocks, sequence))
         set_tip(blocks, sequence, 0, KVL_NO_ENTRY);
     const int32_t *table = kvl_sequence_table(sequence, blocks->primary);
-    while (sequence->indexed < full && table[sequence->indexed] != KVLEAF_NO_BLOCK)
-        follow_block(blocks, sequence);
+    int32_t at = sequence->indexed, tip = sequence->tip, block = table[at];
+    for (; block != KVLEAF_NO_BLOCK; at++) {
+        int32_t next = at + 1 < full ? table[at + 1] : KVLEAF_NO_BLOCK;
+        if (next != KVLEAF_NO_BLOCK)
+            prefetch_block(blocks, next);
+        tip = follow_block(blocks, block, tip, sequence->params.salt);
+        if (blocks->num_groups > 1)
+            follow_partners(blocks, sequence, at, tip);
+        block = next;
+    }
+    set_tip(blocks, sequence, at, tip);
 }
 
 /* Nothing finds the blocks of a group any more; cached ones become free in the order in which they would be evicted. */
@@ -358,7 +382,7 @@ kvleaf_status kvleaf_blocks_prefix_clear(kvleaf_blocks *blocks)
         return KVLEAF_OK;
     for (int32_t i = 0; i < blocks->num_groups; i++)
         forget_group(blocks, i);
-    clear_chains(index);
+    clear_index(blocks);
     for (int32_t i = 0; i < blocks->groups[blocks->primary].num_blocks; i++)
         index->entries[i].serial = 0;
     for (int32_t i = 0; i < blocks->max_sequences; i++)

@@ -5,9 +5,10 @@
 /* The prefix index: chains of full committed blocks, found by what they hold.
  *
  * An entry is named by its block in the primary group; it knows the blocks of the other groups that hold the same
- * tokens, as far as they are there. The hash of a chain (XXH3-128 of the parent's hash, salt, contents and ids) only
- * finds the bucket: a hit compares parent, salt, contents and ids, so that a collision can but miss. The parent of an
- * entry is always in the index: where one leaves, all behind it leave before it. */
+ * tokens, as far as they are there. Ids and contents lie with the block and do not change while it is in the index. The
+ * hash of a chain (XXH3-128 of the parent's hash, or of the salt where a chain begins, of contents and ids) only finds
+ * the bucket: a hit compares parent, salt, contents and ids, so that a collision can but miss. The parent of an entry
+ * is always in the index: where one leaves, all behind it leave before it. */
 
 #include "blocks/blocks.h"
 
@@ -16,7 +17,7 @@ enum { KVL_PARTIAL_CHILDREN = 8 };
 struct kvl_entry {
     int32_t parent; /* KVL_NO_ENTRY at a prompt's first block */
     int32_t next_in_bucket;
-    uint64_t salt, digest[2];
+    uint64_t salt;
     int32_t first_child, next_sibling, previous_sibling; /* latest first */
     int32_t children, depth;
     uint64_t serial; /* of its entering, ascending; 0 = not in the index */
@@ -27,18 +28,18 @@ struct kvl_entry {
 typedef struct kvl_key {
     int32_t parent;
     uint64_t salt;
-    uint64_t digest[2];
+    const kvl_content *content;
     const int32_t *ids; /* [block_size] */
 } kvl_key;
 
 kvleaf_status kvl_index_create(kvleaf_blocks *blocks);
 void kvl_index_destroy(kvleaf_blocks *blocks);
 
-/* The entry that is found by a key; else KVL_NO_ENTRY, and the hash to enter it under is filled. */
-int32_t kvl_index_find(const kvleaf_blocks *blocks, const kvl_key *key, uint64_t hash[2]);
+/* The entry that is found by a key, or KVL_NO_ENTRY. */
+int32_t kvl_index_find(const kvleaf_blocks *blocks, const kvl_key *key);
 
-/* Enters a block of the primary group, whose ids are in place, under a key that finds nothing. */
-void kvl_index_enter(kvleaf_blocks *blocks, int32_t block, const kvl_key *key, const uint64_t hash[2]);
+/* Enters a block of the primary group, whose ids and content are in place, under a key that finds nothing. */
+void kvl_index_enter(kvleaf_blocks *blocks, int32_t block, const kvl_key *key);
 
 /* Makes a block of another group known to an entry that has none there. */
 void kvl_index_attach(kvleaf_blocks *blocks, int32_t entry, int32_t group, int32_t block);

@@ -221,10 +221,10 @@ static void adopt(const loader *l, int32_t entry, const int32_t *records, int64_
 }
 
 static int32_t find(const loader *l, int32_t parent, uint64_t salt, const kvl_content *content, const int32_t *ids,
-                    kvl_key *key, uint64_t hash[2])
+                    kvl_key *key)
 {
-    *key = (kvl_key){.parent = parent, .salt = salt, .digest = {content->digest[0], content->digest[1]}, .ids = ids};
-    return kvl_index_find(l->blocks, key, hash);
+    *key = (kvl_key){.parent = parent, .salt = salt, .content = content, .ids = ids};
+    return kvl_index_find(l->blocks, key);
 }
 
 /* Finds the saved chains in the index as far as they are there. */
@@ -232,13 +232,12 @@ static void match_all(const loader *l)
 {
     const kvl_saved *saved = l->saved;
     kvl_key key;
-    uint64_t hash[2];
     for (int32_t i = 0; i < saved->num_entries; i++) {
         const kvl_saved_entry *entry = &saved->entries[i];
         int32_t parent = entry->parent == KVL_NO_ENTRY ? KVL_NO_ENTRY : l->load->entries[entry->parent];
         l->load->entries[i] = KVL_NO_ENTRY;
         if (parent != KVL_NO_ENTRY || entry->parent == KVL_NO_ENTRY)
-            l->load->entries[i] = find(l, parent, entry->salt, &entry->content, entry->ids, &key, hash);
+            l->load->entries[i] = find(l, parent, entry->salt, &entry->content, entry->ids, &key);
         if (l->load->entries[i] != KVL_NO_ENTRY)
             adopt(l, l->load->entries[i], entry->records, 1);
     }
@@ -247,7 +246,7 @@ static void match_all(const loader *l)
         int32_t columns = columns_of(saved, seq), entry = KVL_NO_ENTRY;
         int64_t full = (seq->known < seq->tokens ? seq->known : seq->tokens) / saved->block_size;
         for (int32_t j = 0; !seq->no_prefix && j < full; j++) {
-            entry = find(l, entry, seq->salt, &seq->content[j], seq->ids + (int64_t)j * saved->block_size, &key, hash);
+            entry = find(l, entry, seq->salt, &seq->content[j], seq->ids + (int64_t)j * saved->block_size, &key);
             if (entry == KVL_NO_ENTRY)
                 break;
             adopt(l, entry, seq->records + j, columns);
@@ -446,11 +445,9 @@ static void enter_all(const loader *l)
         int32_t parent = saved->parent == KVL_NO_ENTRY ? KVL_NO_ENTRY : l->load->entries[saved->parent];
         int32_t block = l->load->records[blocks->primary][saved->records[blocks->primary]].block;
         kvl_key key;
-        uint64_t hash[2];
-        int32_t entry = find(l, parent, saved->salt, &saved->content, saved->ids, &key, hash);
+        int32_t entry = find(l, parent, saved->salt, &saved->content, saved->ids, &key);
         if (entry == KVL_NO_ENTRY) {
-            key.ids = kvl_block_ids(blocks, block);
-            kvl_index_enter(blocks, block, &key, hash);
+            kvl_index_enter(blocks, block, &key);
             entry = block;
         }
         l->load->entries[i] = entry;

@@ -41,7 +41,8 @@ static void find_partial(const kvleaf_blocks *blocks, uint64_t salt, const kvlea
         if (entries[at].salt != salt)
             continue;
         looked_at++;
-        bool usable = entries[at].digest[0] == 0 && entries[at].digest[1] == 0;
+        const uint64_t *digest = blocks->contents[at].digest;
+        bool usable = digest[0] == 0 && digest[1] == 0;
         for (int32_t i = 0; usable && i < blocks->num_groups; i++)
             usable = kvl_index_is_there(blocks, at, i);
         int32_t common = usable ? common_tokens(blocks, at, tokens->ids + from, most) : 0;
@@ -68,11 +69,10 @@ kvl_match kvl_match_find(const kvleaf_blocks *blocks, uint64_t salt, int32_t dep
         const kvl_key key = {
             .parent = entry,
             .salt = salt,
-            .digest = {content.digest[0], content.digest[1]},
+            .content = &content,
             .ids = tokens->ids + token,
         };
-        uint64_t hash[2];
-        entry = kvl_index_find(blocks, &key, hash);
+        entry = kvl_index_find(blocks, &key);
         if (entry == KVL_NO_ENTRY || !kvl_index_is_there(blocks, entry, blocks->primary))
             break;
         for (int32_t group = 0; group < blocks->num_groups; group++)

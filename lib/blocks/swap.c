@@ -190,15 +190,13 @@ void kvl_swap_drop(kvleaf_blocks *blocks, kvl_sequence *sequence)
 static int32_t find_entry(const kvleaf_blocks *blocks, const kvl_sequence *sequence, int32_t parent, int32_t index)
 {
     int32_t host = kvl_sequence_table(sequence, blocks->primary)[index];
-    const kvl_content *content = &blocks->swap.contents[host];
     const kvl_key key = {
         .parent = parent,
         .salt = sequence->params.salt,
-        .digest = {content->digest[0], content->digest[1]},
+        .content = &blocks->swap.contents[host],
         .ids = host_ids(blocks, host),
     };
-    uint64_t hash[2];
-    int32_t entry = kvl_index_find(blocks, &key, hash);
+    int32_t entry = kvl_index_find(blocks, &key);
     return entry != KVL_NO_ENTRY && kvl_index_is_there(blocks, entry, blocks->primary) ? entry : KVL_NO_ENTRY;
 }
 
