@@ -24,7 +24,7 @@ static inline int open_device(void **state)
 {
     (void)state;
     rng.state = support_seed(20261101);
-    device = support_device();
+    device = support_shared();
     queue = support_queue(device);
     return 0;
 }
@@ -33,7 +33,6 @@ static inline int close_device(void **state)
 {
     (void)state;
     clReleaseCommandQueue(queue);
-    kvleaf_device_destroy(&device);
     return 0;
 }
 

@@ -122,15 +122,24 @@ static size_t rows_bytes(const rig *r, int32_t heads, int32_t dim, kvleaf_dtype 
 
 static int open_rigs;
 
+/* Of two at once each has its own context, so that one is foreign to the other. */
+static void open_device(rig *r)
+{
+    kvleaf_device_params device = support_params();
+    device.opencl = r->p.opencl;
+    device.allocator = r->p.allocator;
+    bool own = r->p.own_device || device.opencl || device.allocator.allocate;
+    if (open_rigs++ || own)
+        ASSERT_OK(open_rigs > 1 ? kvleaf_device_open(&device, &r->device) : support_create(&device, &r->device));
+    else
+        r->device = support_shared();
+}
+
 void rig_open(rig *r, const rig_params *params)
 {
     memset(r, 0, sizeof *r);
     r->p = *params;
-    kvleaf_device_params device = support_params();
-    device.opencl = r->p.opencl;
-    device.allocator = r->p.allocator;
-    /* Of two at once each has its own context, so that one is foreign to the other. */
-    ASSERT_OK(open_rigs++ ? kvleaf_device_open(&device, &r->device) : support_create(&device, &r->device));
+    open_device(r);
     cl_int error = 0;
     r->queue = clCreateCommandQueue(kvleaf_device_context(r->device), kvleaf_device_id(r->device),
                                     r->p.queue_properties, &error);
@@ -163,7 +172,8 @@ void rig_close(rig *r)
         kvleaf_pool_destroy(&r->pools[i]);
     if (r->queue)
         clReleaseCommandQueue(r->queue);
-    kvleaf_device_destroy(&r->device);
+    if (r->device != support_shared())
+        kvleaf_device_destroy(&r->device);
     open_rigs--;
     free(r->out_bits);
     free(r->lse_values);

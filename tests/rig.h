@@ -26,6 +26,7 @@ typedef struct rig_params {
     int64_t max_decode_keys;
     const int32_t *free_order; /* [num_blocks], or NULL */
     cl_command_queue_properties queue_properties;
+    bool own_device; /* so also with a table or an allocator; else support_shared's */
     const kvleaf_opencl *opencl;
     kvleaf_allocator allocator;
 } rig_params;
@@ -58,7 +59,8 @@ struct rig_seq {
     int32_t tokens[RIG_LENGTH];
 };
 
-/* A small geometry in float32, to be changed. */
+/* A small geometry in float32. PoCL compiles some seconds for each dtype, layout, head_dim, block size and ratio of
+ * heads, windowed or not: to be changed where that is the topic, and then to what another test has already. */
 rig_params rig_defaults(void);
 /* Opens device, queue, pool, cache and plan; a failing call fails the test. */
 void rig_open(rig *r, const rig_params *params);

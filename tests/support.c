@@ -47,15 +47,20 @@ kvleaf_device *support_device(void)
     return device;
 }
 
+kvleaf_device *support_shared(void)
+{
+    static kvleaf_device *shared;
+    if (!shared)
+        shared = support_device();
+    return shared;
+}
+
 kvleaf_status support_create(const kvleaf_device_params *params, kvleaf_device **out)
 {
-    static kvleaf_device *owner; /* of the context, for as long as the process lives */
-    kvleaf_device_params shared = *params;
-    if (!owner)
-        owner = support_device();
-    shared.context = kvleaf_device_context(owner);
-    shared.device = kvleaf_device_id(owner);
-    return kvleaf_device_create(&shared, out);
+    kvleaf_device_params own = *params;
+    own.context = kvleaf_device_context(support_shared());
+    own.device = kvleaf_device_id(support_shared());
+    return kvleaf_device_create(&own, out);
 }
 
 cl_command_queue support_queue(kvleaf_device *device)

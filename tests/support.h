@@ -27,8 +27,10 @@ void support_assert_field(const char *field, const char *file, int line);
  * to be changed and opened by the test itself. */
 kvleaf_device_params support_params(void);
 kvleaf_device *support_device(void);
-/* A device as the params say in a context that all of them share: in each context PoCL loads its built-in functions
- * anew, which costs more than a small program. Where contexts are the topic, and where two must differ, open one. */
+/* One that lives as long as the process, whose programs need not be built again by the next test; and a device as the
+ * params say in the same context: in each context PoCL loads its built-in functions anew, which costs more than a small
+ * program. Where contexts are the topic, and where two must differ, open one. */
+kvleaf_device *support_shared(void);
 kvleaf_status support_create(const kvleaf_device_params *params, kvleaf_device **out);
 cl_command_queue support_queue(kvleaf_device *device);
 

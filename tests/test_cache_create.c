@@ -152,6 +152,7 @@ static void test_lifetimes(void **state)
     (void)state;
     rig r;
     rig_params p = rig_defaults();
+    p.own_device = true;
     rig_open(&r, &p);
     rig_seq *seq = rig_seq_new(&r);
     rig_extend(&r, seq, 5);

@@ -38,13 +38,13 @@ typedef struct geometry {
     int32_t num_kv_heads, head_dim, block_size, num_blocks;
 } geometry;
 
-/* A placement and a dtype make a program, and hardly know of each other: each placement has one of the three dtypes, by
- * turns from a random first one. The units of CPU16 that the CPU kernels transpose have both widths of elements. */
+/* A layout and a dtype make a program, and hardly know of each other: each layout has one of the three dtypes, by turns
+ * from a random first one. The units of CPU16 that the CPU kernels transpose have both widths of elements. */
 static bool is_paired(kvl_operation operation, int cpu, int place, int dtype)
 {
     static int first = -1;
     first = first < 0 ? random_below(3) : first;
-    int turn = (first + place + cpu + (operation == KVL_GATHER)) % 3;
+    int turn = (first + (int)layouts[place] + cpu + (operation == KVL_GATHER)) % 3;
     bool other_width = cpu && place == PACKED_CPU16 && dtype == (turn == KVLEAF_F32 ? KVLEAF_F16 : KVLEAF_F32);
     return dtype == turn || other_width;
 }

@@ -121,7 +121,7 @@ static void test_every_variant(void **state)
         params.log_user = &lines;
         params.log_level = KVLEAF_LOG_INFO;
         kvleaf_device *forced;
-        ASSERT_OK(kvleaf_device_open(&params, &forced));
+        ASSERT_OK(support_create(&params, &forced));
         filled_pool p;
         fill_pool(&p, forced, &cases[i]);
         bool cpu_only = strcmp(cases[i].variant, "copy.cpu") == 0 && !(forced->caps.type & CL_DEVICE_TYPE_CPU);
@@ -294,7 +294,7 @@ static void test_host_pool_faults(void **state)
     for (int out = 0; out < 2; out++) {
         shim_reset();
         kvleaf_device *fresh;
-        ASSERT_OK(kvleaf_device_open(&params, &fresh));
+        ASSERT_OK(support_create(&params, &fresh));
         filled_pool p;
         fill_pool(&p, fresh, &cases[4]);
         const kvleaf_swap_copy copies[] = {{0, 9, 4}, {0, 8, 3}, {0, 3, 0}, {0, 4, 1}, {0, 7, 2}}; /* three runs */
@@ -334,7 +334,7 @@ static void test_host_pool_refused(void **state)
     params.opencl = shim_table();
     shim_reset();
     kvleaf_device *small;
-    ASSERT_OK(kvleaf_device_open(&params, &small));
+    ASSERT_OK(support_create(&params, &small));
     filled_pool p;
     fill_pool(&p, small, &cases[4]);
     kvl_host_pool *host = NULL;
@@ -414,7 +414,7 @@ static void test_each_call_fails(void **state)
     for (int out_of_order = 0; out_of_order < 2; out_of_order++) {
         shim_reset();
         kvleaf_device *fresh;
-        ASSERT_OK(kvleaf_device_open(&params, &fresh));
+        ASSERT_OK(support_create(&params, &fresh));
         filled_pool p;
         fill_pool(&p, fresh, &cases[5]);
         cl_int error;
