@@ -4,7 +4,7 @@
 # them, with the project's root as working directory. Every failure is one line on stderr and exit code 1.
 
 readonly build=build
-readonly setup_log=$build/setup.log
+setup_log=$build/setup.log # of what is under way
 
 # What building and running needs.
 readonly build_packages=(
@@ -67,7 +67,8 @@ install_packages() {
 # make_venv FILE ...: the project's own Python environment in .venv with the packages that the files ask for. Debian's
 # python3 if there is one.
 make_venv() {
-    local python=/usr/bin/python3 wanted there
+    local python=/usr/bin/python3 wanted there setup_log=$build/venv.log
+    mkdir -p "$build"
     [ -x "$python" ] || python=$(command -v python3) || die "python3 is missing"
     if ! .venv/bin/python -m pip --version >/dev/null 2>&1; then
         say "making the Python environment .venv"
@@ -86,18 +87,24 @@ make_venv() {
     done
 }
 
-# Configures the folder (or again, with the options given) and builds it.
-build_folder() {
-    local folder=$1
+# Configures the folder, or again, with the options given.
+configure_folder() {
+    local folder=$1 setup_log=$build/setup-$1.log
     shift
     command -v meson >/dev/null || die "meson is missing"
     if [ ! -f "$folder/build.ninja" ]; then
         logged "meson setup $folder" meson setup "$folder" "$@"
     elif [ $# -gt 0 ]; then
         # A folder of another meson or another place is made anew.
+        mkdir -p "$build"
         meson setup --reconfigure "$folder" "$@" >"$setup_log" 2>&1 </dev/null ||
             logged "meson setup --wipe $folder" meson setup --wipe "$folder" "$@"
     fi
-    # shellcheck disable=SC2086 # names of targets
-    logged "building $folder" ninja -C "$folder" ${targets-}
+}
+
+# Configures the folder and builds it.
+build_folder() {
+    local setup_log=$build/setup-$1.log
+    configure_folder "$@"
+    logged "building $1" ninja -C "$1"
 }

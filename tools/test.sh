@@ -90,13 +90,21 @@ join() {
     passed=$((passed + p)) failed=$((failed + f)) skipped=$((skipped + s))
 }
 
-# meson_suite FOLDER ARGUMENTS: runs Meson's tests there and counts their cases.
+# meson_suite FOLDER ARGUMENTS: builds those of Meson's tests there, runs them and counts their cases.
 meson_suite() {
     local folder=$1 code=0
     shift
-    meson test -C "$folder" --no-rebuild --print-errorlogs "$@" || code=$?
+    meson test -C "$folder" --print-errorlogs "$@" || code=$?
     python3 tests/count_tests.py "$folder"/meson-logs/testlog.json
     return $code
+}
+
+# Runs a command whose programs keep no binaries in the user's cache folder, where that would only cost: for a binary
+# PoCL compiles every kernel of a program, and then once more, with its sizes, what is run. That it keeps in its own
+# cache.
+without_binaries() {
+    export XDG_CACHE_HOME='' HOME=''
+    "$@"
 }
 
 # check_device ARGUMENTS: kvleaf-check, its JSON summary turned into a line that counts.
@@ -118,7 +126,7 @@ print("{passed} passed, {failed} failed, {skipped} skipped".format(**last))' <"$
 # A part of the unit tests under the sanitizers, in a build of their own. Kernels run as PoCL compiles them,
 # uninstrumented: as the unit tests before them left them in PoCL's caches.
 sanitized_tests() {
-    build_folder build-asan -Dwarning_level=3 -Dwerror=true -Dtools=false -Db_sanitize=address,undefined \
+    configure_folder build-asan -Dwarning_level=3 -Dwerror=true -Dtools=false -Db_sanitize=address,undefined \
         -Db_lundef=false -Dbuildtype=debugoptimized -Doptimization=1 -Ddriver_caches="$PWD/$build/tests"
     LSAN_OPTIONS=suppressions=$PWD/tests/lsan.supp UBSAN_OPTIONS=halt_on_error=1:print_stacktrace=1 \
         meson_suite build-asan --suite sanitized
@@ -139,7 +147,7 @@ fuzz() {
 
 # Caches and managers in threads, where what they share without a lock is found.
 thread_sanitizer() {
-    targets=tests/test_cache_threads build_folder build-tsan -Dwarning_level=3 -Dwerror=true -Dtools=false \
+    configure_folder build-tsan -Dwarning_level=3 -Dwerror=true -Dtools=false \
         -Db_sanitize=thread -Db_lundef=false -Dbuildtype=debugoptimized
     meson_suite build-tsan test_cache_threads
 }
@@ -158,19 +166,24 @@ tidy() {
     printf '%s\n' lib/*/*.c | xargs -P "$(nproc)" -n 8 clang-tidy --quiet -p "$build" --warnings-as-errors='*'
 }
 
-# What needs no OpenCL device, for the core that kvleaf-check leaves idle while it waits for PoCL's compiler.
-static_checks() {
+# What needs little or nothing of PoCL, for the core that kvleaf-check leaves idle while PoCL compiles for it.
+other_checks() {
     stage 'clang-tidy' tidy
     stage 'cppcheck' cppcheck --quiet --error-exitcode=1 --std=c11 -I include -I lib -I cl_kernels --inline-suppr \
         --enable=warning,performance,portability lib tools
     stage 'offline compile for AMD' python3 tests/check_offline.py amd
     stage 'offline compile for Intel' python3 tests/check_offline.py intel
     stage 'fuzzing' fuzz
+    stage 'ThreadSanitizer' thread_sanitizer
 }
 
-install_packages "${build_packages[@]}" "${test_packages[@]}"
-[ $quick -eq 1 ] || install_packages "${full_packages[@]}"
-[ $quick -eq 1 ] || make_venv tools/requirements.txt tests/requirements.txt
+if [ $quick -eq 1 ]; then
+    install_packages "${build_packages[@]}" "${test_packages[@]}"
+else
+    install_packages "${build_packages[@]}" "${test_packages[@]}" "${full_packages[@]}"
+    make_venv tools/requirements.txt tests/requirements.txt & # waits for the network while the compiler works
+    venv=$!
+fi
 
 # Tests run on PoCL unless a stage says otherwise: other drivers on the machine stay out, whatever they do when loaded.
 if [ -z "${OCL_ICD_VENDORS-}" ] && [ -f /etc/OpenCL/vendors/pocl.icd ]; then
@@ -178,16 +191,18 @@ if [ -z "${OCL_ICD_VENDORS-}" ] && [ -f /etc/OpenCL/vendors/pocl.icd ]; then
 fi
 mkdir -p "$logs"
 build_folder "$build" -Dwarning_level=3 -Dwerror=true
+[ $quick -eq 1 ] || wait "$venv" || exit 1
 # Stages outside Meson run one after the other, with the kernels that its tests leave in their first lane.
 export XDG_CACHE_HOME=$PWD/$build/cache POCL_CACHE_DIR=$PWD/$build/tests/lane-0/pocl
 mkdir -p "$POCL_CACHE_DIR"
-"$build"/tools/kvleaf-info >"$logs"/info.log 2>&1 || die "no OpenCL device: $(tail -n 1 "$logs"/info.log)"
+(without_binaries "$build"/tools/kvleaf-info) >"$logs"/info.log 2>&1 ||
+    die "no OpenCL device: $(tail -n 1 "$logs"/info.log)"
 
 if [ $quick -eq 1 ]; then
     stage 'unit tests' meson_suite "$build" --suite unit --no-suite slow
     stage 'repository' meson_suite "$build" --suite repository
-    stage 'kvleaf-check, small' check_device --small --variant '*.cpu'
-    stage 'tour of the seed documents' tour
+    stage 'kvleaf-check, small' without_binaries check_device --small --variant '*.cpu'
+    stage 'tour of the seed documents' without_binaries tour
     for name in 'slow unit tests' 'all of kvleaf-check' 'sanitizers' 'fuzzing' 'ThreadSanitizer' 'clang-tidy' \
         'cppcheck' 'other drivers' 'offline compilers' 'the model' 'the server' 'the server with the model'; do
         stage "$name" left_out
@@ -195,12 +210,11 @@ if [ $quick -eq 1 ]; then
 else
     stage 'unit tests' meson_suite "$build" --suite unit
     stage 'repository' meson_suite "$build" --suite repository
-    beside static_checks
-    stage 'kvleaf-check on PoCL' check_device
-    stage 'tour of the seed documents' tour
-    join
+    beside other_checks
+    stage 'kvleaf-check on PoCL' without_binaries check_device
+    stage 'tour of the seed documents' without_binaries tour
     stage 'sanitizers' sanitized_tests
-    stage 'ThreadSanitizer' thread_sanitizer
+    join
     stage 'other drivers' bash tests/drivers/run.sh "$build"
     stage 'the runner, small models' .venv/bin/python tests/test_generate_sharing.py
     stage 'the model' .venv/bin/python tests/test_generate.py
