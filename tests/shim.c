@@ -121,6 +121,8 @@ static cl_int CL_API_CALL GetPlatformInfo(cl_platform_id platform, cl_platform_i
 {
     if (fails(SHIM_GetPlatformInfo))
         return shim.error;
+    if (shim.platform_name && platform != BROKEN_PLATFORM && what == CL_PLATFORM_NAME)
+        return give(shim.platform_name, strlen(shim.platform_name) + 1, room, out, size);
     return platform == BROKEN_PLATFORM ? CL_INVALID_PLATFORM : clGetPlatformInfo(platform, what, room, out, size);
 }
 

@@ -33,6 +33,7 @@ typedef struct shim_state {
     bool no_platform;           /* the loader finds none: -1001 */
     bool broken_platform;       /* a platform in front of the others answers every question with an error */
     bool twin_device;           /* the first device is listed twice */
+    const char *platform_name;  /* told instead of the platform's; NULL = the platform's */
     const char *driver_version; /* told instead of the device's; NULL = the device's */
     const char *extensions;     /* likewise */
     const char *binary; /* building does nothing, and this is every program's binary; NULL = as the driver does */
@@ -47,6 +48,10 @@ typedef struct shim_state {
 } shim_state;
 
 extern shim_state shim;
+
+/* A platform's name for which the library keeps program binaries, as it does not for PoCL; tests select by its start.
+ */
+#define SHIM_OTHER_THAN_POCL "Portable Computing Language or another"
 
 /* Clears the state (fail_only and failed_entry -1, error CL_OUT_OF_RESOURCES). */
 void shim_reset(void);

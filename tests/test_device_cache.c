@@ -29,6 +29,7 @@ static int setup(void **state)
     fixture *f = calloc(1, sizeof *f);
     assert_non_null(f);
     shim_reset();
+    shim.platform_name = SHIM_OTHER_THAN_POCL;
     f->kernels = support_kernels(17);
     f->cache = support_folder();
     f->params = support_params();
@@ -259,6 +260,17 @@ static void test_no_folder_no_file(void **state)
     assert_int_equal(support_files(f->cache, "", NULL), 0);
 }
 
+/* PoCL would compile all kernels for a binary: it is not asked for one. */
+static void test_pocl_keeps_its_own(void **state)
+{
+    fixture *f = *state;
+    shim.platform_name = "Portable Computing Language";
+    build(f, "", 17, false);
+    build(f, "", 17, false);
+    assert_int_equal(shim.calls_of[SHIM_GetProgramInfo], 0);
+    assert_int_equal(support_files(f->cache, "", NULL), 0);
+}
+
 enum { PROCESSES = 8, PROGRAMS = 20 };
 
 /* What a cold process does: PROGRAMS programs, with a driver that compiles nothing and gives `binary` for each, so that
@@ -271,6 +283,7 @@ static int child(const char *kernels, const char *cache, const char *binary)
     kvleaf_device *device = NULL;
     cl_program program = NULL;
     shim_reset();
+    shim.platform_name = SHIM_OTHER_THAN_POCL;
     if (*binary)
         shim.binary = support_slurp(binary, &shim.binary_size);
     params.opencl = shim_table();
@@ -358,6 +371,7 @@ int main(int argc, char **argv)
         TEST(test_full_disk),
         TEST(test_driver_refuses_the_binary),
         TEST(test_no_folder_no_file),
+        TEST(test_pocl_keeps_its_own),
         TEST(test_eight_cold_processes),
     };
     self = argv[0];

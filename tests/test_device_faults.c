@@ -25,6 +25,7 @@ static int setup(void **state)
     fixture *f = calloc(1, sizeof *f);
     assert_non_null(f);
     shim_reset();
+    shim.platform_name = SHIM_OTHER_THAN_POCL;
     f->kernels = support_kernels(17);
     f->cache = support_folder();
     f->params = support_params();
@@ -93,6 +94,7 @@ static int fail_each_call(fixture *f, cl_int code, kvleaf_status by_code)
     for (int64_t k = 1;; k++) {
         kvleaf_device *device = NULL;
         shim_reset();
+        shim.platform_name = SHIM_OTHER_THAN_POCL;
         shim.fail_at = k;
         shim.error = code;
         kvleaf_status status = kvleaf_device_open(&f->params, &device);

@@ -240,11 +240,18 @@ static kvleaf_status build_source(kvleaf_device *device, const char *file, const
     return status;
 }
 
+/* To give a binary PoCL compiles every kernel of the program, and what then runs once more, for its sizes; that, it
+ * keeps in a cache of its own. */
+static bool binaries_cost_more(const kvleaf_caps *caps)
+{
+    return strcmp(caps->platform_name, "Portable Computing Language") == 0;
+}
+
 /* From the disk cache, else from source and then into the disk cache. */
 static kvleaf_status build_cached(kvleaf_device *device, const char *file, const char *options, const kvl_text *source,
                                   cl_program *out)
 {
-    if (!device->cache_dir)
+    if (!device->cache_dir || binaries_cost_more(&device->caps))
         return build_source(device, file, options, source, out);
     kvl_text key = {.allocator = &device->allocator};
     kvl_text_append(&key, kvl_device_identity(device)->data, kvl_device_identity(device)->size);
