@@ -127,8 +127,14 @@ def test_golden(bench):
     prompts = golden()
     for block_size in (8, 16, 32):
         requests = [free_request(p) for p in prompts] + [forced_request(p) for p in prompts]
-        _, answers, errors = bench.run(requests, "--block-size", block_size)
+        # Eight at once: the last four wait, and find their prompts' full blocks in the prefix cache.
+        _, answers, errors = bench.run(requests, "--block-size", block_size, "--max-batch", 8)
         batched = by_id(answers)
+        for number, prompt in enumerate(prompts):
+            found = batched.get(prompt["name"] + " forced", {}).get("usage", {}).get("cached", -1)
+            full = (len(prompt["tokens"]) - 1) // block_size * block_size
+            bench.check(found == 0 if number < 2 else found >= full,
+                        f"batched, block {block_size}, {prompt['name']}: {found} prompt tokens found in the cache")
         for prompt in prompts:
             compare_free(bench, prompt, batched.get(prompt["name"]), f"batched, block {block_size}")
             compare_forced(bench, prompt, batched.get(prompt["name"] + " forced"),

@@ -118,12 +118,11 @@ bool compute_product(compute *c, const product *p, failure *error)
     size_t inputs = (size_t)p->inputs, outputs = (size_t)p->outputs;
     cl_command_queue queue = c->queue;
 
-    /* Column-major in CLBlast's eyes: out^T = weight * in^T, where `weight` has the order its kernel
-     * wants. Only the activations are transposed on the way, never the weights. */
-    CLBlastStatusCode status = CLBlastSgemm(CLBlastLayoutColMajor, CLBlastTransposeNo, CLBlastTransposeNo, outputs,
-                                            rows, inputs, 1.0f, p->weight, 0, outputs, p->in, 0, inputs,
-                                            p->accumulate ? 1.0f : 0.0f, p->out, 0, outputs, &queue, NULL);
+    /* The weights lie as CLBlast's kernel wants its second matrix: only activations are transposed on the way. */
+    CLBlastStatusCode status =
+        CLBlastSgemm(CLBlastLayoutRowMajor, CLBlastTransposeNo, CLBlastTransposeNo, rows, outputs, inputs, 1.0f, p->in,
+                     0, inputs, p->weight, 0, outputs, p->accumulate ? 1.0f : 0.0f, p->out, 0, outputs, &queue, NULL);
     return status == CLBlastSuccess ||
-           fail(error, "KVLEAF_DEVICE", "CLBlastSgemm of %zu x %zu x %zu failed with status %d", outputs, rows, inputs,
+           fail(error, "KVLEAF_DEVICE", "CLBlastSgemm of %zu x %zu x %zu failed with status %d", rows, outputs, inputs,
                 (int)status);
 }

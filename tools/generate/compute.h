@@ -12,7 +12,7 @@
 
 /* Rows of activations are padded to this many, so that a product of few rows takes the same fast
  * path as one of many: the same sums in the same order, whatever else is in the step. */
-enum { ROW_PAD = 16 };
+enum { ROW_PAD = 8 };
 
 typedef struct compute {
     kvleaf_device *device; /* borrowed */
