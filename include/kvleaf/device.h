@@ -106,9 +106,9 @@ typedef struct kvleaf_device_params {
     cl_device_id device;            /* kvleaf_device_create: a device of that context */
     const char *select;             /* kvleaf_device_open: substring of platform or device name; NULL = best by type */
     const char *kernel_dir;         /* read kernel sources from this folder; NULL = those embedded at build time */
-    const char *cache_dir;          /* folder of the disk cache: program binaries (but for PoCL, which has a cache of its
-                                       own), and marks of variants whose trial ended the process, which are then passed
-                                       over; NULL = no disk cache */
+    const char *cache_dir;          /* folder of the disk cache: program binaries (but for PoCL, which has a cache of
+                                       its own), and marks of variants whose trial ended the process, which are then
+                                       passed over; NULL = no disk cache */
     const char *variants;           /* comma-separated globs of variant keys; where one matches a usable variant of a
                                        family, that family takes the last such; NULL = best. "decode.portable*" */
     const kvleaf_opencl *opencl;    /* NULL = kvleaf_opencl_loader(); kept by address */
