@@ -8,8 +8,9 @@
 #   rusticl   Mesa's rusticl on llvmpipe: another compiler and another rounding, so slow that it gets two shapes of the
 #             generic variants, whose source the others share
 #   intel     Intel's CPU runtime, from PyPI into the project's .venv: another vectoriser, sub-groups, half precision;
-#             the first half of the fixed list
-#   oclgrind  a simulator that sees accesses out of bounds and data races; the small list
+#             10 to 40 s a program of the cpu family: a plain shape of the fixed list, and a small one with windows
+#   oclgrind  a simulator that sees accesses out of bounds and data races; the small list, but of its last shape, which
+#             is in dim8, only the variants that need such a layout
 #
 # A driver that is missing is skipped, with what that leaves unchecked. Exit code: 0 right, 1 wrong, 77 all skipped. The
 # last line is "N passed, N failed, N skipped", in runs of kvleaf-check.
@@ -96,7 +97,8 @@ run_intel() {
         return
     fi
     echo "$PWD/.venv/lib/libintelocl.so" >"$scratch/intel.icd"
-    OCL_ICD_VENDORS=$scratch/intel.icd check_driver intel "$lost" 600 "$check" --device Intel --count 4
+    OCL_ICD_VENDORS=$scratch/intel.icd check_driver intel "$lost" 600 "$check" --device Intel --case 0
+    OCL_ICD_VENDORS=$scratch/intel.icd check_driver intel-small "$lost" 600 "$check" --device Intel --small --case 1
 }
 
 run_oclgrind() {
@@ -106,7 +108,9 @@ run_oclgrind() {
         return
     fi
     OCL_ICD_VENDORS=$scratch/none check_driver oclgrind "$lost" 600 \
-        oclgrind --data-races --num-threads 1 "$check" --small --device Oclgrind
+        oclgrind --data-races --num-threads 1 "$check" --small --count 2 --device Oclgrind
+    OCL_ICD_VENDORS=$scratch/none check_driver oclgrind-dim8 "$lost" 600 \
+        oclgrind --data-races --num-threads 1 "$check" --small --case 2 --variant '*.portable_vector' --device Oclgrind
 }
 
 for driver in "$@"; do
