@@ -7,7 +7,8 @@
  * several rows that have it in the same blocks, which then is read once for all of them. For one row memory
  * decides the speed: one core gets three times the bandwidth from a few long streams that it gets from scattered
  * lines. Four units of 16 tokens are read side by side, each run on through the heads of its block, and every line
- * is prefetched one step ahead in the same streams, across the ends of K, V and the piece.
+ * is prefetched one step ahead in the same streams, across the ends of K, V and the piece. For several rows it is
+ * arithmetic, as in a matrix product: register tiles as wide as there are registers, prefetches spread among them.
  *
  * Nothing of a row's arithmetic depends on the piece it is in: lanes are tokens (scores) or dims (values), and sums
  * run in the order of the tokens of the split. */
@@ -98,13 +99,14 @@ inline void load_q(__global const Q_ELEM *q, long4 q_view, const piece *now, flo
     }
 }
 
-/* What four streams read and prefetch in one step: a part (64 dims) of a KV head. Several rows widen it once for all of
- * them: where `wide` is given, and then it is a constant that it is, vectors come from there. */
+/* What four streams read in one step: a part (64 dims) of a KV head. Where several tiles of heads read it, 16-bit
+ * elements are widened once for all of them: where `wide` is given, and then it is a constant that it is, vectors come
+ * from there. */
 typedef const float16 (*wide_parts)[PART_VECTORS * LANES];
 #if KV_LAYOUT == LAYOUT_CPU16
 #define WIDENS (KV_DTYPE != DTYPE_F32)
 typedef __global const KV_ELEM *unit_pointer;
-#define LOAD_UNIT(unit, wide, x, i) (WIDENS && (wide) ? (wide)[x][i] : LOAD16_KV((unit)[x] + (i) * LANES))
+#define LOAD_UNIT(unit, wide, x, i) ((wide) ? (wide)[x][i] : LOAD16_KV((unit)[x] + (i) * LANES))
 #define PREFETCH_LINES(p, line, count)                                                                                 \
     EACH_OF(l, 4, count)                                                                                               \
         PREFETCH_NEAR((__global const char *)(p) + ((line) + l) * LINE_BYTES)
@@ -115,80 +117,133 @@ typedef const float16 *unit_pointer;
 #endif
 #define VECTOR_BYTES (LANES * (int)sizeof(KV_ELEM))
 
-/* Adds what one part of the dims, `dims` of them, gives to the scores of a tile of heads against four units. q: the
- * tile's rows, from the part on. scores: where the first row's go. */
-MUST_INLINE void add_scores(const float *q, const unit_pointer *unit, wide_parts wide, const unit_pointer *ahead,
-                            bool first, int dims, float16 *scores)
+/* What a step prefetches of the step ahead. A lone tile of heads prefetches line by line as it reads. Several share the
+ * lines out evenly: each time a tile comes round it takes those that have become due. So memory is busy all the time,
+ * and never asked for more at once than it can keep in flight. */
+typedef struct lines_ahead {
+    unit_pointer stream[STREAMS];
+    int due, pace; /* in 256ths of a line, of all streams */
+} lines_ahead;
+
+inline void prefetch_due(lines_ahead *ahead)
 {
+    int line = ahead->due >> 8;
+    ahead->due += ahead->pace;
+    for (; line < ahead->due >> 8; line++) {
+        PREFETCH_LINES(ahead->stream[line % STREAMS], line / STREAMS, 1);
+    }
+}
+
+/* Units, or vectors of a part of V, that a register tile takes side by side. A lone tile waits for memory and takes all
+ * four, for the sake of its streams. Several wait for arithmetic: where a vector is two registers of sixteen, one is as
+ * many as the heads leave room for. */
+#define TILE_WIDTH(lone) ((lone) || WIDE_REGISTERS ? 4 : 1)
+
+/* Times in a step that one of several tiles comes round to prefetch: with every four dims, or token of each unit; where
+ * few registers are left for that, with each unit or vector. */
+#define SCORE_TURNS(dims) (WIDE_REGISTERS ? max((dims) / 4, 1) : STREAMS)
+#define VALUE_TURNS(vectors) (WIDE_REGISTERS ? UNIT_TOKENS : (vectors))
+
+/* Adds what one part of the dims, `dims` of them, gives to the scores of a tile of heads against some of the four
+ * units, from `from` on. */
+MUST_INLINE void add_tile_scores(const float *q, const unit_pointer *unit, wide_parts wide, lines_ahead *ahead,
+                                 const bool lone, int from, bool first, int dims, float16 *scores)
+{
+    const int width = TILE_WIDTH(lone);
     float16 sum[STREAMS][TILE_HEADS];
-    UNROLL for (int x = 0; x < STREAMS; x++)
+    EACH_OF(x, STREAMS, width)
         UNROLL for (int h = 0; h < TILE_HEADS; h++)
-            sum[x][h] = first ? (float16)(0.0f) : scores[h * SPLIT_UNITS + x];
+            sum[x][h] = first ? (float16)(0.0f) : scores[h * SPLIT_UNITS + from + x];
     int d = 0;
+    if (!lone && !WIDE_REGISTERS)
+        prefetch_due(ahead);
     for (; d + 4 <= dims; d += 4) {
-        UNROLL for (int x = 0; x < STREAMS && !wide; x++) {
-            PREFETCH_LINES(ahead[x], d * VECTOR_BYTES / LINE_BYTES, 4 * VECTOR_BYTES / LINE_BYTES);
+        EACH_OF(x, STREAMS, lone ? width : 0) {
+            PREFETCH_LINES(ahead->stream[x], d * VECTOR_BYTES / LINE_BYTES, 4 * VECTOR_BYTES / LINE_BYTES);
         }
+        if (!lone && WIDE_REGISTERS)
+            prefetch_due(ahead);
         UNROLL for (int u = 0; u < 4; u++) {
             float16 k[STREAMS];
-            UNROLL for (int x = 0; x < STREAMS; x++)
-                k[x] = LOAD_UNIT(unit, wide, x, d + u);
+            EACH_OF(x, STREAMS, width)
+                k[x] = LOAD_UNIT(unit, wide, from + x, d + u);
             UNROLL for (int h = 0; h < TILE_HEADS; h++)
-                UNROLL for (int x = 0; x < STREAMS; x++)
+                EACH_OF(x, STREAMS, width)
                     sum[x][h] = fma((float16)(q[h * PADDED_DIM + d + u]), k[x], sum[x][h]);
         }
     }
     for (; d < dims; d++)
         UNROLL for (int h = 0; h < TILE_HEADS; h++)
-            UNROLL for (int x = 0; x < STREAMS; x++)
-                sum[x][h] = fma((float16)(q[h * PADDED_DIM + d]), LOAD_UNIT(unit, wide, x, d), sum[x][h]);
+            EACH_OF(x, STREAMS, width)
+                sum[x][h] = fma((float16)(q[h * PADDED_DIM + d]), LOAD_UNIT(unit, wide, from + x, d), sum[x][h]);
     UNROLL for (int h = 0; h < TILE_HEADS; h++)
-        UNROLL for (int x = 0; x < STREAMS; x++)
-            scores[h * SPLIT_UNITS + x] = sum[x][h];
+        EACH_OF(x, STREAMS, width)
+            scores[h * SPLIT_UNITS + from + x] = sum[x][h];
+}
+
+/* The same against four units. q: the tile's rows, from the part on. scores: where the first row's go. */
+MUST_INLINE void add_scores(const float *q, const unit_pointer *unit, wide_parts wide, lines_ahead *ahead,
+                            const bool lone, bool first, int dims, float16 *scores)
+{
+    for (int from = 0; from < STREAMS; from += TILE_WIDTH(lone))
+        add_tile_scores(q, unit, wide, ahead, lone, from, first, dims, scores);
 }
 
 /* Dims of a part. */
 #define PART_DIMS(part) min(PART_VECTORS * LANES, HEAD_DIM - (part) * PART_VECTORS * LANES)
 
-/* Adds the values of one part and up to four units to a tile's accumulators. weights: of the tile's first row and
- * the first unit. Of the 64 tokens the row sees those from `skip` to `tokens`; only they are read. vectors: of the
- * part, a constant where this is called; the loops name the larger bound too, so that they unroll before they are
- * inlined. */
-MUST_INLINE void add_values(const float *weights, const unit_pointer *unit, wide_parts wide,
-                            const unit_pointer *ahead, int skip, int tokens, const int vectors, float16 *acc)
+/* Adds the values of some of the `vectors` of a part, from `from` on. */
+MUST_INLINE void add_tile_values(const float *weights, const unit_pointer *unit, wide_parts wide, lines_ahead *ahead,
+                                 const bool lone, int from, int skip, int tokens, const int vectors, float16 *acc)
 {
+    const int count = TILE_WIDTH(lone) < vectors ? TILE_WIDTH(lone) : vectors;
     float16 sum[TILE_HEADS][PART_VECTORS];
     UNROLL for (int h = 0; h < TILE_HEADS; h++)
-        EACH_OF(i, PART_VECTORS, vectors)
-            sum[h][i] = acc[h * VECTORS + i];
+        EACH_OF(i, PART_VECTORS, count)
+            sum[h][i] = acc[h * VECTORS + from + i];
     if (skip == 0 && tokens == GROUP_TOKENS) {
+        if (!lone && !WIDE_REGISTERS)
+            prefetch_due(ahead);
         for (int t = 0; t < UNIT_TOKENS; t++) {
+            if (!lone && WIDE_REGISTERS)
+                prefetch_due(ahead);
             UNROLL for (int x = 0; x < STREAMS; x++) {
-                if (!wide) {
-                    PREFETCH_LINES(ahead[x], t * vectors * VECTOR_BYTES / LINE_BYTES,
+                if (lone) {
+                    PREFETCH_LINES(ahead->stream[x], t * vectors * VECTOR_BYTES / LINE_BYTES,
                                    (vectors * VECTOR_BYTES + LINE_BYTES - 1) / LINE_BYTES);
                 }
                 float16 v[PART_VECTORS];
-                EACH_OF(i, PART_VECTORS, vectors)
-                    v[i] = LOAD_UNIT(unit, wide, x, t * vectors + i);
+                EACH_OF(i, PART_VECTORS, count)
+                    v[i] = LOAD_UNIT(unit, wide, x, t * vectors + from + i);
                 UNROLL for (int h = 0; h < TILE_HEADS; h++)
-                    EACH_OF(i, PART_VECTORS, vectors)
+                    EACH_OF(i, PART_VECTORS, count)
                         sum[h][i] = fma((float16)(weights[h * SPLIT_TOKENS + x * UNIT_TOKENS + t]), v[i], sum[h][i]);
             }
         }
     } else {
         for (int at = skip; at < tokens; at++) {
             int t = at % UNIT_TOKENS;
-            EACH_OF(i, PART_VECTORS, vectors) {
-                float16 v = LOAD_UNIT(unit, wide, at / UNIT_TOKENS, t * vectors + i);
+            EACH_OF(i, PART_VECTORS, count) {
+                float16 v = LOAD_UNIT(unit, wide, at / UNIT_TOKENS, t * vectors + from + i);
                 UNROLL for (int h = 0; h < TILE_HEADS; h++)
                     sum[h][i] = fma((float16)(weights[h * SPLIT_TOKENS + at]), v, sum[h][i]);
             }
         }
     }
     UNROLL for (int h = 0; h < TILE_HEADS; h++)
-        EACH_OF(i, PART_VECTORS, vectors)
-            acc[h * VECTORS + i] = sum[h][i];
+        EACH_OF(i, PART_VECTORS, count)
+            acc[h * VECTORS + from + i] = sum[h][i];
+}
+
+/* Adds the values of one part and up to four units to a tile's accumulators. weights: of the tile's first row and
+ * the first unit. Of the 64 tokens the row sees those from `skip` to `tokens`; only they are read. vectors: of the
+ * part, a constant where this is called; the loops name the larger bound too, so that they unroll before they are
+ * inlined. */
+MUST_INLINE void add_values(const float *weights, const unit_pointer *unit, wide_parts wide, lines_ahead *ahead,
+                            const bool lone, int skip, int tokens, const int vectors, float16 *acc)
+{
+    for (int from = 0; from < vectors; from += TILE_WIDTH(lone))
+        add_tile_values(weights, unit, wide, ahead, lone, from, skip, tokens, vectors, acc);
 }
 
 /* Turns a row's scores of a split into weights; the lanes before `skip` and past `tokens` are selected away. */
@@ -264,9 +319,10 @@ inline void find_streams(__global const KV_ELEM *k, long4 k_view, __global const
 /* Steps between reading and prefetching: one part, or a whole head where its parts are not alike. */
 #define STEPS_AHEAD (LAST_VECTORS == 0 ? 1 : PARTS)
 
-/* One step: where four streams read, and where they prefetch, STEPS_AHEAD steps on. */
+/* One step: where four streams read, and what they prefetch, of the step STEPS_AHEAD steps on. */
 typedef struct reading {
-    unit_pointer unit[STREAMS], ahead[STREAMS];
+    unit_pointer unit[STREAMS];
+    lines_ahead ahead;
 } reading;
 
 inline reading find_reading(const unit_pointer *unit, const piece *now, long head_stride, int kv, int part)
@@ -280,50 +336,52 @@ inline reading find_reading(const unit_pointer *unit, const piece *now, long hea
     long offset = at / PARTS * head_stride + at % PARTS * PART;
     for (int x = 0; x < STREAMS; x++) {
         found.unit[x] = unit[x] + kv * head_stride + part * PART;
-        found.ahead[x] = unit[beyond ? STREAMS + x : x] + offset;
+        found.ahead.stream[x] = unit[beyond ? STREAMS + x : x] + offset;
     }
+    found.ahead.due = found.ahead.pace = 0;
     return found;
 }
 
-/* Of the streams, those that a tile of heads prefetches: the tiles share them out, so that memory is busy all the time.
- * The others get the lines in use. */
-inline void share_ahead(const reading *at, int tile, int tiles, unit_pointer *ahead)
+/* Shares the lines of a step, `vectors` of each stream, out to so many turns. */
+inline void share_lines(lines_ahead *ahead, int vectors, int turns)
 {
-    for (int x = 0; x < STREAMS; x++)
-        ahead[x] = x * min(tiles, STREAMS) / STREAMS == tile ? at->ahead[x] : at->unit[x];
+    int lines = (vectors * VECTOR_BYTES + LINE_BYTES - 1) / LINE_BYTES * STREAMS;
+    ahead->pace = (lines * 256 + turns - 1) / turns;
 }
 
-/* Widens `count` vectors of each stream, and prefetches as many of the step ahead. */
+/* Widens `count` vectors of each stream. */
 inline void widen_part(const reading *at, int count, float16 (*wide)[PART_VECTORS * LANES])
 {
-    for (int x = 0; x < STREAMS; x++) {
-        for (int i = 0; i < count; i++) {
-            PREFETCH_NEAR(at->ahead[x] + i * LANES);
+    for (int x = 0; x < STREAMS; x++)
+        for (int i = 0; i < count; i++)
             wide[x][i] = LOAD16_KV(at->unit[x] + i * LANES);
-        }
-    }
 }
+
+#if WIDENS
+#define WIDE(wide) (wide)
+#else
+#define WIDE(wide) 0
+#endif
 
 inline void score_piece(const streams *from, const piece *now, long head_stride, const float16 *q_rows, float16 *scores)
 {
+    bool several = now->tiles > 1;
     for (int group = 0; group < from->groups; group++) {
         for (int kv = 0; kv < now->kv_heads; kv++) {
             for (int part = 0; part < PARTS; part++) {
                 reading at = find_reading(from->unit + group * STREAMS, now, head_stride, kv, part);
                 float16 wide[STREAMS][PART_VECTORS * LANES];
-                bool widens = WIDENS && now->rows > 1;
-                if (widens)
+                if (WIDENS && several)
                     widen_part(&at, PART_DIMS(part), wide);
+                share_lines(&at.ahead, PART_DIMS(part), now->tiles * SCORE_TURNS(PART_DIMS(part)));
                 for (int tile = 0; tile < now->tiles; tile++) {
                     int row = PIECE_ROW(now, kv, tile);
                     const float *q = (const float *)(q_rows + row * VECTORS + part * PART_VECTORS);
                     float16 *sums = scores + row * SPLIT_UNITS + group * STREAMS;
-                    unit_pointer ahead[STREAMS];
-                    share_ahead(&at, tile, now->tiles, ahead);
-                    if (widens)
-                        add_scores(q, at.unit, wide, ahead, part == 0, PART_DIMS(part), sums);
+                    if (several)
+                        add_scores(q, at.unit, WIDE(wide), &at.ahead, false, part == 0, PART_DIMS(part), sums);
                     else
-                        add_scores(q, at.unit, 0, ahead, part == 0, PART_DIMS(part), sums);
+                        add_scores(q, at.unit, 0, &at.ahead, true, part == 0, PART_DIMS(part), sums);
                 }
             }
         }
@@ -332,29 +390,29 @@ inline void score_piece(const streams *from, const piece *now, long head_stride,
 
 inline void sum_piece(const streams *from, const piece *now, long head_stride, const float16 *scores, float16 *acc)
 {
+    bool several = now->tiles > 1;
     for (int group = 0; group < from->groups; group++) {
         int tokens = min(now->tokens - group * GROUP_TOKENS, GROUP_TOKENS), skip = group == 0 ? now->skip : 0;
         for (int kv = 0; kv < now->kv_heads; kv++) {
             for (int part = 0; part < PARTS; part++) {
                 reading at = find_reading(from->unit + (from->groups + group) * STREAMS, now, head_stride, kv, part);
                 float16 wide[STREAMS][PART_VECTORS * LANES];
-                bool widens = WIDENS && now->rows > 1;
-                if (widens)
-                    widen_part(&at, UNIT_TOKENS * (part < FULL_PARTS ? PART_VECTORS : LAST_VECTORS), wide);
+                int vectors = part < FULL_PARTS ? PART_VECTORS : LAST_VECTORS;
+                if (WIDENS && several)
+                    widen_part(&at, UNIT_TOKENS * vectors, wide);
+                share_lines(&at.ahead, UNIT_TOKENS * vectors, now->tiles * VALUE_TURNS(vectors));
                 for (int tile = 0; tile < now->tiles; tile++) {
                     int row = PIECE_ROW(now, kv, tile);
                     const float *weights = (const float *)(scores + row * SPLIT_UNITS + group * STREAMS);
                     float16 *sums = acc + row * VECTORS + part * PART_VECTORS;
-                    unit_pointer ahead[STREAMS];
-                    share_ahead(&at, tile, now->tiles, ahead);
-                    if (widens && part < FULL_PARTS)
-                        add_values(weights, at.unit, wide, ahead, 0, GROUP_TOKENS, PART_VECTORS, sums);
-                    else if (widens)
-                        add_values(weights, at.unit, wide, ahead, 0, GROUP_TOKENS, LAST_VECTORS, sums);
+                    if (several && part < FULL_PARTS)
+                        add_values(weights, at.unit, WIDE(wide), &at.ahead, false, skip, tokens, PART_VECTORS, sums);
+                    else if (several)
+                        add_values(weights, at.unit, WIDE(wide), &at.ahead, false, skip, tokens, LAST_VECTORS, sums);
                     else if (part < FULL_PARTS)
-                        add_values(weights, at.unit, 0, ahead, skip, tokens, PART_VECTORS, sums);
+                        add_values(weights, at.unit, 0, &at.ahead, true, skip, tokens, PART_VECTORS, sums);
                     else
-                        add_values(weights, at.unit, 0, ahead, skip, tokens, LAST_VECTORS, sums);
+                        add_values(weights, at.unit, 0, &at.ahead, true, skip, tokens, LAST_VECTORS, sums);
                 }
             }
         }
@@ -376,6 +434,7 @@ inline void score_piece(__global const KV_ELEM *k, long4 view, __global const in
 {
     float16 staged[STREAMS][PADDED_DIM];
     const unit_pointer unit[STREAMS] = {staged[0], staged[1], staged[2], staged[3]};
+    lines_ahead none = {{0}, 0, 0};
     for (int group = 0; group * GROUP_TOKENS < now->tokens; group++) {
         long at[GROUP_TOKENS];
         find_group(table, view, now, group, at);
@@ -383,8 +442,8 @@ inline void score_piece(__global const KV_ELEM *k, long4 view, __global const in
             for (int x = 0; x < STREAMS; x++)
                 stage_k(k + kv * view.s3, at + x * UNIT_TOKENS, kv + 1 < now->kv_heads ? view.s3 : 0, staged[x]);
             for (int tile = 0; tile < now->tiles; tile++)
-                add_scores((const float *)(q_rows + PIECE_ROW(now, kv, tile) * VECTORS), unit, 0, unit, true, HEAD_DIM,
-                           scores + PIECE_ROW(now, kv, tile) * SPLIT_UNITS + group * STREAMS);
+                add_scores((const float *)(q_rows + PIECE_ROW(now, kv, tile) * VECTORS), unit, 0, &none, false, true,
+                           HEAD_DIM, scores + PIECE_ROW(now, kv, tile) * SPLIT_UNITS + group * STREAMS);
         }
     }
 }
@@ -393,6 +452,7 @@ inline void sum_piece(__global const KV_ELEM *v, long4 view, __global const int 
                       const float16 *scores, float16 *acc)
 {
     float16 staged[STREAMS][PADDED_DIM];
+    lines_ahead none = {{0}, 0, 0};
     for (int group = 0; group * GROUP_TOKENS < now->tokens; group++) {
         long at[GROUP_TOKENS];
         int skip = group == 0 ? now->skip : 0;
@@ -408,9 +468,9 @@ inline void sum_piece(__global const KV_ELEM *v, long4 view, __global const int 
                 const float *weights = (const float *)(scores + row * SPLIT_UNITS + group * STREAMS);
                 float16 *sums = acc + row * VECTORS + part * PART_VECTORS;
                 if (part < FULL_PARTS)
-                    add_values(weights, unit, 0, unit, skip, tokens, PART_VECTORS, sums);
+                    add_values(weights, unit, 0, &none, false, skip, tokens, PART_VECTORS, sums);
                 else
-                    add_values(weights, unit, 0, unit, skip, tokens, LAST_VECTORS, sums);
+                    add_values(weights, unit, 0, &none, false, skip, tokens, LAST_VECTORS, sums);
             }
         }
     }
