@@ -169,6 +169,11 @@ other_checks() {
     stage 'ThreadSanitizer' thread_sanitizer
 }
 
+# With caches of their own, for what the model and the servers leave idle.
+other_drivers() {
+    stage 'other drivers' bash tests/drivers/run.sh "$build"
+}
+
 if [ $quick -eq 1 ]; then
     install_packages "${build_packages[@]}" "${test_packages[@]}"
 else
@@ -206,11 +211,12 @@ else
     stage 'tour of the seed documents' tour
     stage 'sanitizers' sanitized_tests
     join
-    stage 'other drivers' bash tests/drivers/run.sh "$build"
+    beside other_drivers
     stage 'the runner, small models' .venv/bin/python tests/test_generate_sharing.py
     stage 'the model' .venv/bin/python tests/test_generate.py
     stage 'the server' .venv/bin/python tests/test_serve.py --seconds 12
     stage 'the server with the model' .venv/bin/python tests/test_serve_model.py
+    join
 fi
 
 for reason in "${missed[@]-}"; do

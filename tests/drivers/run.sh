@@ -8,9 +8,10 @@
 #   rusticl   Mesa's rusticl on llvmpipe: another compiler and another rounding, so slow that it gets two shapes of the
 #             generic variants, whose source the others share
 #   intel     Intel's CPU runtime, from PyPI into the project's .venv: another vectoriser, sub-groups, half precision;
-#             10 to 40 s a program of the cpu family: a plain shape of the fixed list, and a small one with windows
-#   oclgrind  a simulator that sees accesses out of bounds and data races; the small list, but of its last shape, which
-#             is in dim8, only the variants that need such a layout
+#             the first shape of the fixed list, and, without the cpu family, whose programs take 10 to 40 s each, a small
+#             one with windows
+#   oclgrind  a simulator that sees accesses out of bounds and data races; the small list: its first shape, the generic
+#             variants on the second, which has windows, and on the last, in dim8, those that need such a layout
 #
 # A driver that is missing is skipped, with what that leaves unchecked. Exit code: 0 right, 1 wrong, 77 all skipped. The
 # last line is "N passed, N failed, N skipped", in runs of kvleaf-check.
@@ -98,7 +99,8 @@ run_intel() {
     fi
     echo "$PWD/.venv/lib/libintelocl.so" >"$scratch/intel.icd"
     OCL_ICD_VENDORS=$scratch/intel.icd check_driver intel "$lost" 600 "$check" --device Intel --case 0
-    OCL_ICD_VENDORS=$scratch/intel.icd check_driver intel-small "$lost" 600 "$check" --device Intel --small --case 1
+    OCL_ICD_VENDORS=$scratch/intel.icd check_driver intel-small "$lost" 600 "$check" --device Intel --small --case 1 \
+        --variant '*.portable*'
 }
 
 run_oclgrind() {
@@ -107,10 +109,11 @@ run_oclgrind() {
         skip oclgrind "it is not installed: $lost"
         return
     fi
-    OCL_ICD_VENDORS=$scratch/none check_driver oclgrind "$lost" 600 \
-        oclgrind --data-races --num-threads 1 "$check" --small --count 2 --device Oclgrind
-    OCL_ICD_VENDORS=$scratch/none check_driver oclgrind-dim8 "$lost" 600 \
-        oclgrind --data-races --num-threads 1 "$check" --small --case 2 --variant '*.portable_vector' --device Oclgrind
+    local run=(oclgrind --data-races --num-threads 1 "$check" --device Oclgrind --small)
+    export OCL_ICD_VENDORS=$scratch/none
+    check_driver oclgrind "$lost" 600 "${run[@]}" --case 0
+    check_driver oclgrind-windows "$lost" 600 "${run[@]}" --case 1 --variant '*.portable'
+    check_driver oclgrind-dim8 "$lost" 600 "${run[@]}" --case 2 --variant '*.portable_vector'
 }
 
 for driver in "$@"; do
