@@ -8,8 +8,8 @@
 #   rusticl   Mesa's rusticl on llvmpipe: another compiler and another rounding, so slow that it gets two shapes of the
 #             generic variants, whose source the others share
 #   intel     Intel's CPU runtime, from PyPI into the project's .venv: another vectoriser, sub-groups, half precision;
-#             the first shape of the fixed list, and, without the cpu family, whose programs take 10 to 40 s each, a small
-#             one with windows
+#             the first shape of the fixed list and, without the cpu family, whose programs take 10 to 40 s each, a
+#             small one with windows
 #   oclgrind  a simulator that sees accesses out of bounds and data races; the small list: its first shape, the generic
 #             variants on the second, which has windows, and on the last, in dim8, those that need such a layout
 #
