@@ -193,7 +193,8 @@ fi
 mkdir -p "$logs"
 build_folder "$build" -Dwarning_level=3 -Dwerror=true
 [ $quick -eq 1 ] || wait "$venv" || exit 1
-# Stages outside Meson run one after the other, with the kernels that its tests leave in their first lane.
+# Stages outside Meson run with the kernels that its tests leave in their first lane, one after the other: what runs
+# beside them on PoCL takes another cache.
 export XDG_CACHE_HOME=$PWD/$build/cache POCL_CACHE_DIR=$PWD/$build/tests/lane-0/pocl
 mkdir -p "$POCL_CACHE_DIR"
 "$build"/tools/kvleaf-info >"$logs"/info.log 2>&1 || die "no OpenCL device: $(tail -n 1 "$logs"/info.log)"
