@@ -73,6 +73,8 @@ void compute_destroy(compute *c)
             clReleaseKernel(kernels[i]);
     if (c->program != NULL)
         clReleaseProgram(c->program);
+    if (c->scratch != NULL)
+        clReleaseMemObject(c->scratch);
     if (c->queue != NULL) {
         clFinish(c->queue);
         clReleaseCommandQueue(c->queue);
@@ -112,6 +114,24 @@ bool compute_run(compute *c, cl_kernel kernel, const char *name, const kernel_ar
     return status == CL_SUCCESS || fail_opencl(error, name, status);
 }
 
+/* What CLBlast puts between its kernels of one product. Left to itself it makes a buffer for that in every call. */
+static bool grow_scratch(compute *c, size_t rows, size_t outputs, size_t inputs, failure *error)
+{
+    size_t bytes = 0;
+    cl_command_queue queue = c->queue;
+    CLBlastStatusCode status =
+        CLBlastSGemmTempBufferSize(CLBlastLayoutRowMajor, CLBlastTransposeNo, CLBlastTransposeNo, rows, outputs, inputs,
+                                   0, inputs, 0, outputs, 0, outputs, &queue, &bytes);
+
+    if (status != CLBlastSuccess)
+        return fail(error, "KVLEAF_DEVICE", "CLBlast can't say what a product of %zu x %zu x %zu needs (status %d)",
+                    rows, outputs, inputs, (int)status);
+    if (c->scratch != NULL)
+        clReleaseMemObject(c->scratch); /* commands that use it keep it */
+    c->scratch = NULL;
+    return compute_buffer(c, bytes > 0 ? bytes : 1, &c->scratch, error);
+}
+
 bool compute_product(compute *c, const product *p, failure *error)
 {
     size_t rows = (size_t)(p->rows + ROW_PAD - 1) / ROW_PAD * ROW_PAD;
@@ -119,9 +139,14 @@ bool compute_product(compute *c, const product *p, failure *error)
     cl_command_queue queue = c->queue;
 
     /* The weights lie as CLBlast's kernel wants its second matrix: only activations are transposed on the way. */
-    CLBlastStatusCode status =
-        CLBlastSgemm(CLBlastLayoutRowMajor, CLBlastTransposeNo, CLBlastTransposeNo, rows, outputs, inputs, 1.0f, p->in,
-                     0, inputs, p->weight, 0, outputs, p->accumulate ? 1.0f : 0.0f, p->out, 0, outputs, &queue, NULL);
+    CLBlastStatusCode status = CLBlastInsufficientMemoryTemp;
+    for (int tried = 0; status == CLBlastInsufficientMemoryTemp && tried < 2; tried++) {
+        if ((c->scratch == NULL || tried > 0) && !grow_scratch(c, rows, outputs, inputs, error))
+            return false;
+        status = CLBlastSgemmWithTempBuffer(CLBlastLayoutRowMajor, CLBlastTransposeNo, CLBlastTransposeNo, rows,
+                                            outputs, inputs, 1.0f, p->in, 0, inputs, p->weight, 0, outputs,
+                                            p->accumulate ? 1.0f : 0.0f, p->out, 0, outputs, &queue, NULL, c->scratch);
+    }
     return status == CLBlastSuccess ||
            fail(error, "KVLEAF_DEVICE", "CLBlastSgemm of %zu x %zu x %zu failed with status %d", rows, outputs, inputs,
                 (int)status);

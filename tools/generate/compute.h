@@ -21,7 +21,8 @@ typedef struct compute {
     cl_command_queue queue;
     cl_program program;
     cl_kernel load_weight, embed, rms_norm, rope, silu_mul;
-    size_t group; /* work-items a row of rms_norm */
+    size_t group;   /* work-items a row of rms_norm */
+    cl_mem scratch; /* of products; as large as the largest so far needed */
 } compute;
 
 /* Makes queue and kernels, and gives CLBlast its parameters: those of the JSON file, or NULL for
