@@ -14,109 +14,8 @@
  * row's runs.
  *
  * Layout: swizzle8. Local memory beyond 48 KiB comes by the edit of lib/device/ptx.c. */
-#include "nvidia/decode_tasks.clh"
-#include "nvidia/decode_fold.clh"
-
-/* The group's queries as the product's B operand: two registers a 16-dim step; heads and dims that are not there are
- * zero. Where K's dtype can't hold them they are the sum of two that it can. */
-inline void load_queries(uint q[QUERY_PARTS][COLUMNS][2 * STEPS], __global const Q_ELEM *base, long4 view,
-                         const task *t, uint lane)
-{
-    uint head = lane >> 2, pair = lane & 3u;
-#pragma unroll
-    for (int column = 0; column < COLUMNS; column++) {
-        uint within = column * 8 + head;
-        long row = view.s0 + t->q_token * view.s1 + ((long)t->kv_head * GROUP + min(within, (uint)GROUP - 1)) * view.s2;
-#pragma unroll
-        for (int i = 0; i < 2 * STEPS; i++) {
-            int dim = i * 8 + (int)pair * 2;
-            bool there = within < GROUP;
-            float x = there && dim < HEAD_DIM ? LOAD_Q(base, row + dim) : 0.0f;
-            float y = there && dim + 1 < HEAD_DIM ? LOAD_Q(base, row + dim + 1) : 0.0f;
-            q[0][column][i] = pack_kv(x, y);
-            if (QUERY_PARTS == 2) {
-                float2 rounded = unpack_kv(q[0][column][i]);
-                q[QUERY_PARTS - 1][column][i] = pack_kv(x - rounded.x, y - rounded.y);
-            }
-        }
-    }
-}
-
-/* Scores of the warp's units of a split, from the ring, and their softmax: p as B operand of the value product. */
-typedef struct scores {
-    float x[UNITS][COLUMNS][4];
-    uint p[UNITS][COLUMNS][2];
-    float m[COLUMNS][2], l[COLUMNS][2]; /* of heads 2 * (lane & 3) and the next */
-} scores;
-
-inline void softmax(scores *s, int first_key, int visible, float scale_log2, uint lane)
-{
-    int key = first_key + (int)(lane >> 2);
-#pragma unroll
-    for (int column = 0; column < COLUMNS; column++) {
-        float m0 = NEGATIVE_INFINITY, m1 = NEGATIVE_INFINITY, l0 = 0.0f, l1 = 0.0f;
-#pragma unroll
-        for (int unit = 0; unit < UNITS; unit++) {
-            float *x = s->x[unit][column];
-            if (key + unit * UNIT >= visible)
-                x[0] = x[1] = NEGATIVE_INFINITY;
-            if (key + unit * UNIT + 8 >= visible)
-                x[2] = x[3] = NEGATIVE_INFINITY;
-            m0 = fmax(m0, fmax(x[0], x[2]));
-            m1 = fmax(m1, fmax(x[1], x[3]));
-        }
-#pragma unroll
-        for (uint mask = 4; mask <= 16; mask *= 2) {
-            m0 = fmax(m0, warp_xor(m0, mask));
-            m1 = fmax(m1, warp_xor(m1, mask));
-        }
-        m0 *= scale_log2;
-        m1 *= scale_log2;
-        float minus0 = m0 == NEGATIVE_INFINITY ? 0.0f : -m0, minus1 = m1 == NEGATIVE_INFINITY ? 0.0f : -m1;
-#pragma unroll
-        for (int unit = 0; unit < UNITS; unit++) {
-            float *x = s->x[unit][column];
-            float p0 = fast_exp2(fma(x[0], scale_log2, minus0)), p1 = fast_exp2(fma(x[1], scale_log2, minus1));
-            float p2 = fast_exp2(fma(x[2], scale_log2, minus0)), p3 = fast_exp2(fma(x[3], scale_log2, minus1));
-            l0 += p0 + p2;
-            l1 += p1 + p3;
-            s->p[unit][column][0] = transpose8(pack_kv(p0, p1));
-            s->p[unit][column][1] = transpose8(pack_kv(p2, p3));
-        }
-#pragma unroll
-        for (uint mask = 4; mask <= 16; mask *= 2) {
-            l0 += warp_xor(l0, mask);
-            l1 += warp_xor(l1, mask);
-        }
-        s->m[column][0] = m0;
-        s->m[column][1] = m1;
-        s->l[column][0] = l0;
-        s->l[column][1] = l1;
-    }
-}
-
-/* Leaves the warp's unnormalised outputs, maxima and sums of a split in local memory. */
-inline void store_warp(const scores *s, float o[COLUMNS][4 * STEPS], uint output, uint sums, uint warp, uint lane)
-{
-    uint r = lane >> 2, c = lane & 3u;
-#pragma unroll
-    for (int column = 0; column < COLUMNS; column++) {
-        uint pair = column * 4 + c;
-        if (pair >= PAIRS)
-            continue;
-#pragma unroll
-        for (int i = 0; i < STEPS; i++)
-            store_local4(output + warp * WARP_OUTPUT_BYTES + (i * PAIRS + pair) * 128 + r * 16, o[column][4 * i],
-                         o[column][4 * i + 2], o[column][4 * i + 1], o[column][4 * i + 3]);
-        if (r == 0) {
-#pragma unroll
-            for (int k = 0; k < 2; k++) {
-                store_local(sums + ((2 * pair + k) * WARPS + warp) * 4, s->m[column][k]);
-                store_local(sums + ((2 * PAIRS + 2 * pair + k) * WARPS + warp) * 4, s->l[column][k]);
-            }
-        }
-    }
-}
+#include "nvidia/decode_runs.clh"
+#include "nvidia/decode_stream.clh"
 
 /* A streaming warp as it uses up what its stream brings. */
 typedef struct consumer {
@@ -146,48 +45,19 @@ inline void item_done(consumer *c, stream *s)
     }
 }
 
-/* Address of a lane's row for 16-dim step i of an item: chunk 2 i or 2 i + 1 of its row, at its place in the
- * swizzle. */
-inline uint row_address(uint item, uint row_at, int i, uint chunk, uint lane)
-{
-    return item + row_at + (i >> 2) * 1024 + ((((2u * i + chunk) & 7u) ^ (lane & 7u)) << 4);
-}
-
 inline void multiply_keys(scores *x, uint queries[QUERY_PARTS][COLUMNS][2 * STEPS], consumer *c, stream *s)
 {
-    uint row_at = (c->lane & 7u) * 128 + ((c->lane >> 3) & 1u) * EIGHT_BYTES;
 #pragma unroll
     for (int first = 0; first < UNITS; first += ITEM_UNITS) {
         uint item = next_item(c);
-#pragma unroll
-        for (int unit = 0; unit < ITEM_UNITS; unit++)
-#pragma unroll
-            for (int column = 0; column < COLUMNS; column++)
-#pragma unroll
-                for (int i = 0; i < 4; i++)
-                    x->x[first + unit][column][i] = 0.0f;
-#pragma unroll
-        for (int i = 0; i < STEPS; i++)
-#pragma unroll
-            for (int unit = 0; unit < ITEM_UNITS; unit++) {
-                uint a[4];
-                load_matrices(a, row_address(item + unit * UNIT_BYTES, row_at, i, c->lane >> 4, c->lane));
-#pragma unroll
-                for (int column = 0; column < COLUMNS; column++)
-#pragma unroll
-                    for (int part = 0; part < QUERY_PARTS; part++)
-                        multiply_add(x->x[first + unit][column], a, queries[part][column][2 * i],
-                                     queries[part][column][2 * i + 1]);
-            }
+        multiply_key_item(x->x + first, queries, item, c->lane);
         item_done(c, s);
     }
 }
 
-/* Values of keys that the row does not see are cleared, whatever they hold. */
 inline void multiply_values(float o[COLUMNS][4 * STEPS], const scores *x, int first_key, int visible, consumer *c,
                             stream *s)
 {
-    uint row_at = (c->lane & 7u) * 128 + (c->lane >> 4) * EIGHT_BYTES;
 #pragma unroll
     for (int column = 0; column < COLUMNS; column++)
 #pragma unroll
@@ -196,75 +66,8 @@ inline void multiply_values(float o[COLUMNS][4 * STEPS], const scores *x, int fi
 #pragma unroll
     for (int first = 0; first < UNITS; first += ITEM_UNITS) {
         uint item = next_item(c);
-#pragma unroll
-        for (int i = 0; i < STEPS; i++)
-#pragma unroll
-            for (int unit = 0; unit < ITEM_UNITS; unit++) {
-                int key = first_key + (first + unit) * UNIT + 2 * (int)(c->lane & 3u);
-                uint keep0 = (key < visible ? 0xffffu : 0u) | (key + 1 < visible ? 0xffff0000u : 0u);
-                uint keep1 = (key + 8 < visible ? 0xffffu : 0u) | (key + 9 < visible ? 0xffff0000u : 0u);
-                uint a[4];
-                load_matrices_transposed(a, row_address(item + unit * UNIT_BYTES, row_at, i, (c->lane >> 3) & 1u,
-                                                        c->lane));
-                a[0] &= keep0;
-                a[1] &= keep0;
-                a[2] &= keep1;
-                a[3] &= keep1;
-#pragma unroll
-                for (int column = 0; column < COLUMNS; column++)
-                    multiply_add(o[column] + 4 * i, a, x->p[first + unit][column][0], x->p[first + unit][column][1]);
-            }
+        multiply_value_item(o, x->p + first, first_key + first * UNIT, visible, item, c->lane);
         item_done(c, s);
-    }
-}
-
-/* A run that shares its row with others, on its way from its partial to the row. The work-group that counts last has
- * the row. Each step waits for a barrier that the splits after it need anyway. */
-enum { NOT_PENDING, STORED, COUNTED };
-
-typedef struct pending {
-    int stage;
-    task of;
-    uint before; /* thread 0: runs counted before this one */
-    __global float *partials;
-    __global int *counts; /* of rows and KV heads */
-    int num_heads, kv_heads;
-    const outputs *to;
-} pending;
-
-inline void before_barrier(const pending *p, uint base)
-{
-    if (p->stage == COUNTED && get_local_id(0) == 0)
-        store_local_uint(base + AT_FLAG, p->before);
-}
-
-inline void after_barrier(pending *p, uint base, const place *at)
-{
-    if (p->stage == STORED) {
-        if (get_local_id(0) == 0) {
-            __global int *count = p->counts + p->of.row * p->kv_heads + p->of.kv_head;
-            p->before = atomic_count(count);
-            if (p->before == (uint)p->of.runs - 1)
-                *count = 0;
-        }
-        p->stage = COUNTED;
-    } else if (p->stage == COUNTED) {
-        p->stage = NOT_PENDING;
-        if (load_local_uint(base + AT_FLAG) == (uint)p->of.runs - 1) {
-            folded row;
-            merge_runs(&row, p->partials, &p->of, at, p->num_heads);
-            write_row(&row, p->to, &p->of, at);
-        }
-    }
-}
-
-/* Brings a pending run to its end now. */
-inline void drain(pending *p, uint base, const place *at)
-{
-    while (p->stage != NOT_PENDING) {
-        before_barrier(p, base);
-        STREAMING_BARRIER;
-        after_barrier(p, base, at);
     }
 }
 
@@ -278,28 +81,7 @@ inline void work_split(folded *sum, uint queries[QUERY_PARTS][COLUMNS][2 * STEPS
     multiply_keys(&x, queries, c, s);
     softmax(&x, first_key, t->visible, scale_log2, c->lane);
     multiply_values(o, &x, first_key, t->visible, c, s);
-    uint output = c->base + AT_OUTPUT + c->buffer * OUTPUT_BYTES, sums = c->base + AT_SUMS + c->buffer * SUM_BYTES;
-    if (BUFFERS == 1)
-        STREAMING_BARRIER;
-    store_warp(&x, o, output, sums, c->warp, c->lane);
-    before_barrier(p, c->base);
-    STREAMING_BARRIER;
-    after_barrier(p, c->base, at);
-    c->buffer = (c->buffer + 1) % BUFFERS;
-    combine_warps(sum, output, sums, at);
-}
-
-/* The end of a task: its row, or its partial. */
-inline void finish_task(const folded *sum, const task *t, pending *p, uint base, const place *at)
-{
-    if (t->runs == 1) {
-        write_row(sum, p->to, t, at);
-        return;
-    }
-    drain(p, base, at);
-    store_run(sum, p->partials, t, at, p->num_heads);
-    p->of = *t;
-    p->stage = STORED;
+    combine_split(sum, &x, o, c->base + AT_OUTPUT, c->base + AT_SUMS, &c->buffer, c->warp, c->lane, at, p);
 }
 
 /* Takes the work-group's first task and starts its copies; every warp waits for the others before it may need a
@@ -360,7 +142,7 @@ kvl_decode(__global const Q_ELEM *q, long4 q_view, __global const KV_ELEM *k, lo
         folded sum;
         load_queries(queries, q, q_view, &t, c.lane);
         pending p = {.partials = partials, .counts = counter + 2, .num_heads = shape.s0, .kv_heads = shape.s1,
-                     .to = &to};
+                     .to = &to, .flag = base + AT_FLAG};
         for (uint n = 0; t.index < (uint)all.num_tasks; n++) {
             for (int split = t.first_split; split < t.end_split; split++) {
                 work_split(&sum, queries, &t, split, scale_log2, &at, &c, &s, &p);
@@ -370,10 +152,10 @@ kvl_decode(__global const Q_ELEM *q, long4 q_view, __global const KV_ELEM *k, lo
             if (next.index < (uint)all.num_tasks)
                 load_queries(queries, q, q_view, &next, c.lane);
             root(&levels, &sum, (uint)(t.end_split - t.first_split));
-            finish_task(&sum, &t, &p, base, &at);
+            finish_task(&sum, &t, &p, &at);
             t = next;
         }
-        drain(&p, base, &at);
+        drain(&p, &at);
     }
     if ((uint)all.num_tasks <= groups)
         return;
