@@ -74,6 +74,8 @@ static void print_json(const bench_rig *rig, const bench_config *config, const b
     cJSON_AddNumberToObject(row, "median_us", result->median_us);
     cJSON_AddNumberToObject(row, "best_us", result->best_us);
     cJSON_AddNumberToObject(row, "runs", result->runs);
+    if (config->in_order)
+        cJSON_AddBoolToObject(row, "in_order", true);
     if (config->shared_prefix) {
         cJSON_AddNumberToObject(row, "shared_prefix", config->shared_prefix);
         cJSON_AddStringToObject(row, "sharing", sharing_names[config->sharing]);
@@ -112,9 +114,10 @@ static void print_row(const bench_config *config, const bench_result *result)
         printf(" %6.1f", limits->table_read_gb_per_s);
     else
         printf(" %6s", "");
-    printf("  %s%3.0f%%%s (best %.0f%%)  %s%s%s\n", cli_colour(CLI_BOLD), 100 * reached / limit, cli_colour(CLI_PLAIN),
-           100 * reached / limit * result->median_us / result->best_us, result->variant,
-           config->shared_prefix ? ", sharing " : "", config->shared_prefix ? sharing_names[config->sharing] : "");
+    printf("  %s%3.0f%%%s (best %.0f%%)  %s%s%s%s\n", cli_colour(CLI_BOLD), 100 * reached / limit,
+           cli_colour(CLI_PLAIN), 100 * reached / limit * result->median_us / result->best_us, result->variant,
+           config->in_order ? ", blocks in order" : "", config->shared_prefix ? ", sharing " : "",
+           config->shared_prefix ? sharing_names[config->sharing] : "");
     fflush(stdout);
 }
 
@@ -239,6 +242,8 @@ int main(int argc, char **argv)
         {"context", "N", "keys of a sequence, new ones included", CLI_INT, &config.context, 0, 1 << 24, NULL},
         {"ragged", NULL, "decode: log-normal lengths with --context as their mean", CLI_FLAG, &config.ragged, 0, 0,
          NULL},
+        {"in-order", NULL, "decode, prefill: block tables 0 .. n-1 in place of a random order", CLI_FLAG,
+         &config.in_order, 0, 0, NULL},
         {"q-len", "N", "query rows (append: new tokens) of a sequence", CLI_INT, &config.q_len, 0, 1 << 20, NULL},
         {"shared-prefix", "N", "decode: leading tokens that all sequences share; with and without sharing", CLI_INT,
          &config.shared_prefix, 0, 1 << 24, NULL},

@@ -164,12 +164,13 @@ static void make_lengths(workload *work, int shared, uint64_t *state)
     work->total_q = config->batch * config->q_len;
 }
 
-/* Gives each sequence blocks of its own in a random order, but for those of a shared prefix; -1 where it has none. */
+/* Gives each sequence blocks of its own, in a random order unless asked otherwise, but for those of a shared prefix; -1
+ * where it has none. */
 static void make_table(workload *work, int shared, uint64_t *state)
 {
     int block = block_tokens(work), next = shared;
     for (int i = 0; i < work->num_blocks; i++) {
-        int other = (int)(draw(state) % (uint64_t)(i + 1));
+        int other = work->config->in_order ? i : (int)(draw(state) % (uint64_t)(i + 1));
         work->order[i] = work->order[other];
         work->order[other] = i;
     }
