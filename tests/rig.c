@@ -1,11 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#define _POSIX_C_SOURCE 200809L
 #define CL_USE_DEPRECATED_OPENCL_1_2_APIS
 #include "rig.h"
 
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 
 enum { GUARD_ROWS = 3, CANARY = 0x5a };
 
@@ -357,11 +355,25 @@ static kvleaf_tensor tensor(cl_mem buffer, kvleaf_dtype dtype, int32_t heads, in
         .handle = buffer, .dtype = dtype, .offset = (uint64_t)(GUARD_ROWS * heads * dim) * kvleaf_dtype_size(dtype)};
 }
 
+/* A layer's rows as its calls take them. */
+typedef struct layer_tensors {
+    kvleaf_tensor k, v, q, out, lse;
+} layer_tensors;
+
+static layer_tensors tensors_of(const rig *r, int32_t layer)
+{
+    int32_t dim = rig_dim(r, layer);
+    return (layer_tensors){.k = tensor(r->k, r->p.q_dtype, r->p.num_kv_heads, dim),
+                           .v = tensor(r->v, r->p.q_dtype, r->p.num_kv_heads, dim),
+                           .q = tensor(r->q, r->p.q_dtype, r->p.num_heads, dim),
+                           .out = tensor(r->out, r->p.out_dtype, r->p.num_heads, dim),
+                           .lse = tensor(r->lse, KVLEAF_F32, r->p.num_heads, 1)};
+}
+
 kvleaf_status rig_append_on(rig *r, const rig_step *step, int32_t layer, const kvleaf_exec *exec)
 {
-    kvleaf_tensor k = tensor(r->k, r->p.q_dtype, r->p.num_kv_heads, rig_dim(r, layer));
-    kvleaf_tensor v = tensor(r->v, r->p.q_dtype, r->p.num_kv_heads, rig_dim(r, layer));
-    return kvleaf_append(plan_of(r, step), layer, &k, &v, exec);
+    layer_tensors t = tensors_of(r, layer);
+    return kvleaf_append(plan_of(r, step), layer, &t.k, &t.v, exec);
 }
 
 kvleaf_status rig_append(rig *r, const rig_step *step, int32_t layer)
@@ -372,11 +384,16 @@ kvleaf_status rig_append(rig *r, const rig_step *step, int32_t layer)
 
 kvleaf_status rig_attend(rig *r, const rig_step *step, int32_t layer)
 {
-    kvleaf_tensor q = tensor(r->q, r->p.q_dtype, r->p.num_heads, rig_dim(r, layer));
-    kvleaf_tensor out = tensor(r->out, r->p.out_dtype, r->p.num_heads, rig_dim(r, layer));
-    kvleaf_tensor lse = tensor(r->lse, KVLEAF_F32, r->p.num_heads, 1);
+    layer_tensors t = tensors_of(r, layer);
     kvleaf_exec exec = rig_exec(r, step);
-    return kvleaf_attend(plan_of(r, step), layer, &q, &out, &lse, &exec);
+    return kvleaf_attend(plan_of(r, step), layer, &t.q, &t.out, &t.lse, &exec);
+}
+
+kvleaf_status rig_append_attend(rig *r, const rig_step *step, int32_t layer)
+{
+    layer_tensors t = tensors_of(r, layer);
+    kvleaf_exec exec = rig_exec(r, step);
+    return kvleaf_append_attend(plan_of(r, step), layer, &t.k, &t.v, &t.q, &t.out, &t.lse, &exec);
 }
 
 /* Reads an output back and checks that nothing beside its rows was written. */
@@ -473,10 +490,15 @@ void rig_check(rig *r, const rig_step *step, int32_t layer, const char *what)
 void rig_layers(rig *r, const rig_step *step, const char *what)
 {
     for (int32_t layer = 0; layer < r->p.num_layers; layer++) {
+        bool owns = !r->p.kv_layer[layer];
         rig_load(r, step, layer);
-        if (!r->p.kv_layer[layer])
-            ASSERT_OK(rig_append(r, step, layer));
-        ASSERT_OK(rig_attend(r, step, layer));
+        if (owns && layer % 2 == !r->p.fused_first) {
+            ASSERT_OK(rig_append_attend(r, step, layer));
+        } else {
+            if (owns)
+                ASSERT_OK(rig_append(r, step, layer));
+            ASSERT_OK(rig_attend(r, step, layer));
+        }
         rig_check(r, step, layer, what);
     }
 }
@@ -575,26 +597,4 @@ uint8_t *rig_rows(const rig *r, const rig_seq *seq, int32_t start, int32_t count
                                         stored(r, side % 2 ? 'v' : 'k', layer, seq->tokens[t], h, d));
     assert_int_equal(at, elements);
     return rows;
-}
-
-kvleaf_blocks_stats rig_stats(const rig *r)
-{
-    kvleaf_blocks_stats stats = {.struct_size = sizeof stats};
-    ASSERT_OK(kvleaf_cache_query(r->cache, &stats));
-    assert_int_equal(stats.total, stats.used + stats.cached + stats.free);
-    return stats;
-}
-
-void rig_check_lengths(const rig *r, const rig_seq *seq, int32_t planned)
-{
-    kvleaf_seq_info info = {.struct_size = sizeof info};
-    ASSERT_OK(kvleaf_seq_query(r->cache, seq->seq, &info));
-    assert_int_equal(info.committed, seq->committed);
-    assert_int_equal(info.planned, planned);
-    assert_int_equal(info.extended, seq->extended);
-}
-
-void rig_pause(void)
-{
-    nanosleep(&(struct timespec){.tv_nsec = 50000000}, NULL);
 }

@@ -21,6 +21,7 @@ typedef struct rig_params {
     int32_t layer_dim[RIG_LAYERS];                    /* head_dim of a layer; 0 = head_dim */
     int32_t swap_blocks;
     int32_t window_blocks; /* of pools with a window; 0 = num_blocks */
+    bool fused_first; /* layers 0, 2, ... append and attend in one call, instead of 1, 3, ... */
     bool no_plan;          /* what needs no step needs no programs for it */
     int32_t max_sequences, max_context, max_entries, max_tokens, steps_in_flight;
     int64_t max_decode_keys;
@@ -93,13 +94,15 @@ typedef struct rig_step {
 
 kvleaf_exec rig_exec(const rig *r, const rig_step *step);
 kvleaf_status rig_build(rig *r, const rig_step *step);
-/* Appends and attends in all layers; checks every row. `what` names the step where one is wrong. */
+/* Appends and attends in all layers, by two calls and by one in turn; checks every row. `what` names the step where one
+ * is wrong. */
 void rig_layers(rig *r, const rig_step *step, const char *what);
 /* The parts of rig_layers, for one layer. The queue is empty after rig_load and rig_check. */
 void rig_load(rig *r, const rig_step *step, int32_t layer);
 kvleaf_status rig_append(rig *r, const rig_step *step, int32_t layer);
 kvleaf_status rig_append_on(rig *r, const rig_step *step, int32_t layer, const kvleaf_exec *exec);
 kvleaf_status rig_attend(rig *r, const rig_step *step, int32_t layer);
+kvleaf_status rig_append_attend(rig *r, const rig_step *step, int32_t layer);
 void rig_check(rig *r, const rig_step *step, int32_t layer, const char *what);
 /* Commits; `accepted` NULL = all. */
 void rig_commit(rig *r, const rig_step *step, const int32_t *accepted);

@@ -7,10 +7,8 @@
  * Tokens whose slots follow each other inside a 16-token unit of a CPU16 block form a run. The work-item in whose 16
  * tokens a run begins writes all of it, so that a prompt's units are transposed whole wherever they begin in the
  * batch. */
-#include "common/config.clh"
-#include "common/dtypes.clh"
-#include "common/layout.clh"
 #include "common/transpose.clh"
+#include "cpu/append.clh"
 
 #define APPEND_TOKENS 16
 #if KV_LAYOUT == LAYOUT_CPU16
@@ -18,69 +16,6 @@
 #else
 #define RUN_TOKENS 1
 #endif
-
-typedef float16 __attribute__((aligned(4))) float16_at_element;
-typedef ushort16 __attribute__((aligned(2))) ushort16_at_element;
-
-inline float16 load_any16(__global const uchar *base, long i, int dtype)
-{
-    if (dtype == DTYPE_F32)
-        return *(__global const float16_at_element *)((__global const float *)base + i);
-    if (dtype == DTYPE_BF16)
-        return as_float16(convert_uint16(*(__global const ushort16_at_element *)((__global const ushort *)base + i))
-                          << 16);
-    /* PoCL's vload_half16 takes 16 bytes at a time at 16-byte alignment, which elements need not have. */
-    ushort16 bits = *(__global const ushort16_at_element *)((__global const ushort *)base + i);
-    return vload_half16(0, (__private const half *)&bits);
-}
-
-inline kv_raw16 round16(float16 x)
-{
-#if KV_DTYPE == DTYPE_F32
-    return as_uint16(x);
-#elif KV_DTYPE == DTYPE_BF16
-    uint16 u = as_uint16(x);
-    uint16 rounded = (u + 0x7fffu + ((u >> 16) & 1u)) >> 16;
-    return convert_ushort16(select(rounded, (u >> 16) | 0x40u, (u & 0x7fffffffu) > 0x7f800000u));
-#else
-    ushort16 raw;
-    vstore_half16_rte(x, 0, (half *)&raw);
-    return raw;
-#endif
-}
-
-/* Sixteen source elements as the cache stores them. */
-inline kv_raw16 load_rounded16(__global const uchar *base, long i, int dtype)
-{
-    if (dtype == KV_DTYPE)
-        return load_raw16((__global const kv_raw *)base + i);
-    return round16(load_any16(base, i, dtype));
-}
-
-/* A row whose dims lie one by one: dim by dim to the offset of each. */
-inline void store_scattered(__global const uchar *source, long from, int dtype, __global kv_raw *target, long4 view,
-                            int value, int first_dim, int in_block, int4 shape)
-{
-    int head_dim = SHAPE_HEAD_DIM(shape);
-    for (int dim = first_dim; dim < head_dim; dim++) {
-        float x = load_any(source, from + dim, dtype);
-        long at = element_offset(view, value, SHAPE_BLOCK_SIZE(shape), head_dim, in_block, dim);
-        STORE_KV(x, (__global KV_ELEM *)target, at);
-    }
-}
-
-/* A row whose dims are contiguous at least sixteen at a time. */
-inline void store_row(__global const uchar *source, long from, int dtype, __global kv_raw *target, long4 view,
-                      int value, int in_block, int4 shape)
-{
-    int head_dim = SHAPE_HEAD_DIM(shape);
-    int dim = 0;
-    for (; dim + 16 <= head_dim; dim += 16) {
-        __global kv_raw *at = target + element_offset(view, value, SHAPE_BLOCK_SIZE(shape), head_dim, in_block, dim);
-        stream_raw16(load_rounded16(source, from + dim, dtype), at, is_aligned16(at));
-    }
-    store_scattered(source, from, dtype, target, view, value, dim, in_block, shape);
-}
 
 /* A whole unit of keys, [16 tokens][head_dim] to [head_dim][16 tokens]. */
 inline void store_unit(__global const uchar *source, long from, long token_stride, int dtype, __global kv_raw *unit,
@@ -114,13 +49,8 @@ inline void store_keys(__global const uchar *source, long from, long token_strid
         return;
     }
 #endif
-    for (int i = 0; i < run; i++, from += token_stride) {
-#if KV_LAYOUT == LAYOUT_CPU16 || KV_LAYOUT == LAYOUT_DIM8
-        store_scattered(source, from, dtype, target, view, 0, 0, in_block + i, shape);
-#else
-        store_row(source, from, dtype, target, view, 0, in_block + i, shape);
-#endif
-    }
+    for (int i = 0; i < run; i++, from += token_stride)
+        store_key(source, from, dtype, target, view, in_block + i, shape, true);
 }
 
 /* Tokens from `token` on whose slots go on from its own within the unit. */
@@ -164,6 +94,6 @@ kvl_append(__global const uchar *k_source, long4 k_source_view, __global const u
         store_keys(k_source, k_from, k_source_view.s1, (int)k_source_view.s3, k_tile, k_view, in_block, run, shape);
         for (int i = 0; i < run; i++)
             store_row(v_source, v_from + i * v_source_view.s1, (int)v_source_view.s3, v_tile, v_view, 1, in_block + i,
-                      shape);
+                      shape, true);
     }
 }

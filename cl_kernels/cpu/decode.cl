@@ -13,6 +13,7 @@
  * Nothing of a row's arithmetic depends on the piece it is in: lanes are tokens (scores) or dims (values), and sums
  * run in the order of the tokens of the split. */
 #include "common/masks.clh"
+#include "cpu/append.clh"
 #include "cpu/units.clh"
 
 #define STREAMS 4                                       /* units read side by side */
@@ -477,10 +478,32 @@ inline void sum_piece(__global const KV_ELEM *v, long4 view, __global const int 
 }
 #endif
 
+/* The row's new token goes to its slot, with the piece's KV heads, where the piece has the row's last key: before any
+ * key is read. No other row reads that block (lib/attention/fuse.c). Pieces of one group of heads write the same. */
+inline void append_new(const piece *now, __global const uchar *k_source, long4 k_from, __global const uchar *v_source,
+                       long4 v_from, __global KV_ELEM *k, long4 k_view, __global KV_ELEM *v, long4 v_view,
+                       __global const long *slots, int num_blocks, int4 shape)
+{
+    if (now->tokens == 0 || now->first_token + now->tokens != now->row[ROW_VISIBLE])
+        return;
+    long token = now->row[ROW_Q_TOKEN], slot = slots[token];
+    if (slot < 0 || slot >= (long)num_blocks * BLOCK_SIZE)
+        return;
+    int block = (int)(slot / BLOCK_SIZE), in_block = (int)(slot % BLOCK_SIZE);
+    for (int head = now->kv_head; head < now->kv_head + now->kv_heads; head++) {
+        store_key(k_source, k_from.s0 + token * k_from.s1 + head * k_from.s2, (int)k_from.s3,
+                  (__global kv_raw *)k + tile_start(k_view, block, head), k_view, in_block, shape, false);
+        store_row(v_source, v_from.s0 + token * v_from.s1 + head * v_from.s2, (int)v_from.s3,
+                  (__global kv_raw *)v + tile_start(v_view, block, head), v_view, 1, in_block, shape, false);
+    }
+}
+
+/* slots: where the step's slots lie in meta, negative where nothing is appended; that of the first row. */
 __kernel __attribute__((reqd_work_group_size(1, 1, 1))) void
-kvl_decode(__global const Q_ELEM *q, long4 q_view, __global const KV_ELEM *k, long4 k_view, __global const KV_ELEM *v,
-           long4 v_view, __global const int *table, __global const int *meta, __global float *partials,
-           __global volatile int *counter, int4 shape, int4 work, float scale_log2)
+kvl_decode(__global const Q_ELEM *q, long4 q_view, __global KV_ELEM *k, long4 k_view, __global KV_ELEM *v, long4 v_view,
+           __global const int *table, __global const int *meta, __global float *partials,
+           __global volatile int *counter, int4 shape, int4 work, float scale_log2, __global const uchar *k_source,
+           long4 k_source_view, __global const uchar *v_source, long4 v_source_view, long2 slots)
 {
     float16 q_rows[PIECE_ROWS * VECTORS], acc[PIECE_ROWS * VECTORS], scores[PIECE_ROWS * SPLIT_UNITS];
     float row_max[PIECE_ROWS], row_sum[PIECE_ROWS];
@@ -490,6 +513,9 @@ kvl_decode(__global const Q_ELEM *q, long4 q_view, __global const KV_ELEM *k, lo
     while (index < pieces) {
         int following = take_work(counter);
         piece now = find_piece(meta, work, shape.s1, kv_heads, index);
+        if (slots.s0 >= 0)
+            append_new(&now, k_source, k_source_view, v_source, v_source_view, k, k_view, v, v_view,
+                       (__global const long *)(meta + slots.s0), work.s3, shape);
         load_q(q, q_view, &now, scale_log2, q_rows);
         for (int i = 0; i < PIECE_ROW(&now, now.kv_heads, 0) * VECTORS; i++)
             acc[i] = (float16)(0.0f);

@@ -7,6 +7,7 @@
  * memory serves all of them; for the values it holds eight dims and walks the tokens. Both walks keep the loads of
  * their next step in flight. A split's end is a fixed position, and nothing here depends on how many work-groups run or
  * where blocks lie. */
+#include "common/append.clh"
 #include "common/config.clh"
 #include "common/dtypes.clh"
 #include "common/fold.clh"
@@ -385,10 +386,14 @@ inline void load_query(__global const Q_ELEM *q, long head_stride, int heads, in
     }
 }
 
+/* slots: where the step's slots lie in meta, negative where nothing is appended; that of the first row. The work-group
+ * that has a row's last split writes the row's new key and value before it reads: no other row reads their block
+ * (lib/attention/fuse.c). */
 __kernel __attribute__((reqd_work_group_size(WORK_GROUP, 1, 1))) void
-kvl_decode(__global const Q_ELEM *q, long4 q_view, __global const KV_ELEM *k, long4 k_view, __global const KV_ELEM *v,
-           long4 v_view, __global const int *table, __global const int *meta, __global float *partials,
-           __global int *counter, int4 shape, int4 work, float scale_log2)
+kvl_decode(__global const Q_ELEM *q, long4 q_view, __global KV_ELEM *k, long4 k_view, __global KV_ELEM *v, long4 v_view,
+           __global const int *table, __global const int *meta, __global float *partials, __global int *counter,
+           int4 shape, int4 work, float scale_log2, __global const uchar *k_source, long4 k_source_view,
+           __global const uchar *v_source, long4 v_source_view, long2 slots)
 {
     __local float4 query[DIM_CAPACITY], scores[SPLIT_TOKENS], scratch[SCRATCH];
     __local long k_tiles[MAX_TILES], v_tiles[MAX_TILES];
@@ -397,8 +402,15 @@ kvl_decode(__global const Q_ELEM *q, long4 q_view, __global const KV_ELEM *k, lo
     __global const int *row = meta + work.s0 + item[SPLIT_ROW] * ROW_INTS;
     int kv_head = (int)get_group_id(1), group = SHAPE_GROUP(shape);
     split s = make_split(row, item[SPLIT_INDEX], SHAPE_BLOCK_SIZE(shape), SHAPE_HEAD_DIM(shape));
+#if KV_PAGED
+    if (slots.s0 >= 0 && s.count > 0 && s.begin + s.count == row[ROW_VISIBLE]) {
+        const append_work to = make_append_work(k_source, k_source_view, v_source, v_source_view, k, k_view, v, v_view,
+                                                shape, work.s3);
+        append_row(&to, row[ROW_Q_TOKEN], kv_head, ((__global const long *)(meta + slots.s0))[row[ROW_Q_TOKEN]]);
+    }
+#endif
     find_tiles(table, row[ROW_TABLE], &s, work.s3, k_view, v_view, kv_head, k_tiles, v_tiles, &bad);
-    barrier(CLK_LOCAL_MEM_FENCE);
+    barrier(CLK_LOCAL_MEM_FENCE | CLK_GLOBAL_MEM_FENCE);
     int whole = s.count == SPLIT_TOKENS && s.skip == 0 && !bad;
     value_place at = place_values(&s, whole);
     int stride = PARTIAL_STRIDE(s.head_dim);

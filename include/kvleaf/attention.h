@@ -156,6 +156,15 @@ KVLEAF_API kvleaf_status kvleaf_attention_attend(kvleaf_attention *attention, co
                                                  const kvleaf_kv_view *view, const kvleaf_tensor *out,
                                                  const kvleaf_tensor *lse, const kvleaf_exec *exec);
 
+/* Append, then attend, in one call and with the same results. Where every sequence of the batch brings one token, in
+ * place (slot_mapping NULL, its own last position, or negative), by the decode family and in a block that no other
+ * sequence of the batch has, the attention kernel writes the new keys and values itself, if its variant can: a launch
+ * less a layer. out must not overlap k or v. Statuses of both; every check comes before the first command. */
+KVLEAF_API kvleaf_status kvleaf_attention_append_attend(kvleaf_attention *attention, const kvleaf_tensor *k,
+                                                        const kvleaf_tensor *v, const kvleaf_tensor *q,
+                                                        const kvleaf_kv_view *view, const kvleaf_tensor *out,
+                                                        const kvleaf_tensor *lse, const kvleaf_exec *exec);
+
 /* Copies each sequence's keys and values out of the blocks: k, v [total_k, num_kv_heads, head_dim] of dtype kv_dtype,
  * packed in batch order. Paged only. */
 KVLEAF_API kvleaf_status kvleaf_attention_gather(kvleaf_attention *attention, const kvleaf_kv_view *view,

@@ -6,12 +6,13 @@
  *
  *   kvleaf_seq_extend(cache, seq, &tokens, &cached)     takes the blocks, copy-on-write ones included
  *   kvleaf_plan_build(plan, cache, batch, n, &exec)     pending block copies, changed table entries, schedule
- *   for each layer: kvleaf_append(plan, layer, k, v, &exec); kvleaf_attend(plan, layer, q, out, lse, &exec)
+ *   for each layer: kvleaf_append_attend(plan, layer, k, v, q, out, lse, &exec), or its two halves,
+ *                   kvleaf_append(plan, layer, k, v, &exec); kvleaf_attend(plan, layer, q, out, lse, &exec)
  *   kvleaf_plan_commit(plan, accepted)                  or kvleaf_plan_rollback(plan)
  *
  * Calls on one cache run on the device in call order, on any queue of its context: the cache keeps one tail event.
- * Thread rule: one thread at a time per cache; append and attend read only the plan and the tail, so those of an open
- * plan may run beside other calls on its cache. */
+ * Thread rule: one thread at a time per cache; append, attend and append_attend read only the plan and the tail, so
+ * those of an open plan may run beside other calls on its cache. */
 
 #include <kvleaf/attention.h>
 #include <kvleaf/blocks.h>
@@ -173,6 +174,13 @@ KVLEAF_API kvleaf_status kvleaf_append(kvleaf_plan *plan, int32_t layer, const k
  * included. lse [total_q, num_heads] float32 may be NULL. As kvleaf_attention_attend. */
 KVLEAF_API kvleaf_status kvleaf_attend(kvleaf_plan *plan, int32_t layer, const kvleaf_tensor *q,
                                        const kvleaf_tensor *out, const kvleaf_tensor *lse, const kvleaf_exec *exec);
+
+/* Append, then attend, in one call and with the same results. Where every entry of the step is one token of the decode
+ * family, the attention kernel writes the new keys and values itself, if its variant can: a launch less a layer. out
+ * must not overlap k or v. Statuses of both; every check comes before the first command. */
+KVLEAF_API kvleaf_status kvleaf_append_attend(kvleaf_plan *plan, int32_t layer, const kvleaf_tensor *k,
+                                              const kvleaf_tensor *v, const kvleaf_tensor *q, const kvleaf_tensor *out,
+                                              const kvleaf_tensor *lse, const kvleaf_exec *exec);
 
 /* Copies the keys and values of the step's sequences (planned length) of a layer out of the pool, packed:
  * k, v [total_k, num_kv_heads, head_dim] of the pool's dtype. INVALID: as attend, and where blocks of one of the

@@ -231,7 +231,8 @@ kvleaf_status kvleaf_attention_append(kvleaf_attention *attention, const kvleaf_
     kvl_chain chain;
     kvl_view bound;
     kvleaf_status status = begin_with_view(attention, view, exec, "have no slots to append to", &chain, &bound);
-    return status ? status : kvl_chain_end(&chain, kvl_engine_append(attention->engine, k, v, &bound, &chain));
+    const kvl_fresh fresh = {k, v};
+    return status ? status : kvl_chain_end(&chain, kvl_engine_append(attention->engine, &fresh, &bound, &chain));
 }
 
 kvleaf_status kvleaf_attention_attend(kvleaf_attention *attention, const kvleaf_tensor *q, const kvleaf_kv_view *view,
@@ -243,6 +244,20 @@ kvleaf_status kvleaf_attention_attend(kvleaf_attention *attention, const kvleaf_
     return status ? status
                   : kvl_chain_end(&chain, kvl_engine_attend(attention->engine, q, &bound, out, lse,
                                                             attention->softmax_scale, &chain));
+}
+
+kvleaf_status kvleaf_attention_append_attend(kvleaf_attention *attention, const kvleaf_tensor *k,
+                                             const kvleaf_tensor *v, const kvleaf_tensor *q, const kvleaf_kv_view *view,
+                                             const kvleaf_tensor *out, const kvleaf_tensor *lse,
+                                             const kvleaf_exec *exec)
+{
+    kvl_chain chain;
+    kvl_view bound;
+    kvleaf_status status = begin_with_view(attention, view, exec, "have no slots to append to", &chain, &bound);
+    const kvl_fresh fresh = {k, v};
+    return status ? status
+                  : kvl_chain_end(&chain, kvl_engine_append_attend(attention->engine, &fresh, q, &bound, out, lse,
+                                                                   attention->softmax_scale, &chain));
 }
 
 kvleaf_status kvleaf_attention_gather(kvleaf_attention *attention, const kvleaf_kv_view *view, const kvleaf_tensor *k,

@@ -162,24 +162,29 @@ static kvl_counts counts_of(const kvleaf_attention *attention, const kvleaf_batc
     return counts;
 }
 
-/* The slots of a sequence's new tokens: as given, or its last seqlen_q positions; negative for one before its start. */
-static void fill_slots(const kvleaf_batch *batch, int32_t seq, int32_t block_size, int64_t *slots)
+/* The slots of a sequence's new tokens: as given, or its last seqlen_q positions; negative for one before its start.
+ * Whether all are in place, or negative. */
+static bool fill_slots(const kvleaf_batch *batch, int32_t seq, int32_t block_size, int64_t *slots)
 {
+    bool in_place = true;
     int32_t first = batch->cu_seqlens_q[seq], queries = seqlen_q(batch, seq), keys = seqlen_k(batch, seq);
     const int32_t *row = batch->block_table ? batch->block_table + seq * batch->block_table_stride : NULL;
     for (int32_t i = 0; i < queries; i++) {
         int32_t position = keys - queries + i;
-        if (batch->slot_mapping)
-            slots[first + i] = batch->slot_mapping[first + i];
-        else
-            slots[first + i] =
-                position < 0 ? -1 : (int64_t)row[position / block_size] * block_size + position % block_size;
+        int64_t place = -1;
+        if (row && position >= 0)
+            place = (int64_t)row[position / block_size] * block_size + position % block_size;
+        slots[first + i] = batch->slot_mapping ? batch->slot_mapping[first + i] : place;
+        in_place = in_place && (slots[first + i] < 0 || slots[first + i] == place);
     }
+    return in_place;
 }
 
-/* Fills the staged sections and the step's sequences. */
-static void fill(kvleaf_attention *attention, const kvleaf_batch *batch, const kvl_counts *counts, kvl_staging *staging)
+/* Fills the staged sections and the step's sequences. Returns what is known of the slots. */
+static kvl_ownership fill(kvleaf_attention *attention, const kvleaf_batch *batch, const kvl_counts *counts,
+                          kvl_staging *staging)
 {
+    kvl_ownership slots = counts->num_slots ? KVL_SLOTS_IN_PLACE : KVL_SLOTS_ANYWHERE;
     int32_t block_size = attention->params.geometry.block_size;
     int64_t table = 0;
     for (int32_t i = 0; i < batch->num_seqs; i++) {
@@ -195,8 +200,8 @@ static void fill(kvleaf_attention *attention, const kvleaf_batch *batch, const k
             seq->table = batch->cu_seqlens_k[i];
             continue;
         }
-        if (counts->num_slots)
-            fill_slots(batch, i, block_size, staging->slots);
+        if (counts->num_slots && !fill_slots(batch, i, block_size, staging->slots))
+            slots = KVL_SLOTS_ANYWHERE;
         if (batch->device_block_table) {
             seq->table = (int32_t)((int64_t)(batch->device_block_table_offset / sizeof(int32_t)) +
                                    i * batch->block_table_stride);
@@ -207,6 +212,7 @@ static void fill(kvleaf_attention *attention, const kvleaf_batch *batch, const k
         for (int64_t k = 0; k < kvl_ceil_div(keys, block_size); k++)
             staging->table[table++] = batch->block_table[i * batch->block_table_stride + k];
     }
+    return slots;
 }
 
 /* Device-resident arrays must reach as far as the host's bounds say. */
@@ -254,7 +260,7 @@ kvleaf_status kvleaf_attention_plan(kvleaf_attention *attention, const kvleaf_ba
     status = kvl_engine_begin(attention->engine, &counts, &staging);
     if (status)
         return status;
-    fill(attention, batch, &counts, &staging);
+    kvl_ownership slots = fill(attention, batch, &counts, &staging);
     const kvl_step step = {
         .seqs = attention->seqs,
         .num_seqs = batch->num_seqs,
@@ -262,6 +268,7 @@ kvleaf_status kvleaf_attention_plan(kvleaf_attention *attention, const kvleaf_ba
         .table = batch->device_block_table,
         .device_lens = batch->device_seq_lens_k,
         .device_lens_first = (int64_t)(batch->device_seq_lens_k_offset / sizeof(int32_t)),
+        .slots = slots,
     };
     return kvl_chain_end(&chain, kvl_engine_submit(attention->engine, &step, &chain));
 }

@@ -314,6 +314,8 @@ kvleaf_status kvl_engine_begin(kvl_engine *engine, const kvl_counts *counts, kvl
                         "all %d staging slots are still in flight", engine->params.steps_in_flight);
     engine->open = slot;
     engine->begun = at;
+    if (engine->now.slots == KVL_SLOTS_IN_PLACE) /* to find out more takes what this step overwrites */
+        engine->now.slots = KVL_SLOTS_ANYWHERE;
     *out = (kvl_staging){
         .slots = (int64_t *)(void *)(slot->host + at.slots_at),
         .updates = slot->host + at.updates_at,
@@ -354,6 +356,7 @@ kvleaf_status kvl_engine_submit(kvl_engine *engine, const kvl_step *step, kvl_ch
     kvleaf_status status = kvl_schedule_build(engine, step, slot->host, &at);
     if (status)
         return status;
+    kvl_fuse_note(engine, step, slot->host, &at);
     engine->now.ready = false;
     if (at.used)
         status =

@@ -65,6 +65,13 @@ typedef struct kvl_step_seq {
     const int32_t *blocks; /* the same table on the host, to find what sequences share; or NULL */
 } kvl_step_seq;
 
+/* What is known of where a step's new tokens go. */
+typedef enum kvl_ownership {
+    KVL_SLOTS_ANYWHERE, /* nothing */
+    KVL_SLOTS_IN_PLACE, /* a slot is its token's place in its sequence's table, or negative */
+    KVL_SLOTS_OWN       /* that, and no other sequence of the step has its block in the part that is read */
+} kvl_ownership;
+
 typedef struct kvl_step {
     const kvl_step_seq *seqs; /* [num_seqs] */
     int32_t num_seqs;
@@ -72,6 +79,7 @@ typedef struct kvl_step {
     cl_mem table;              /* the block table; NULL = the one staged with the step (or none: contiguous) */
     cl_mem device_lens;        /* NULL, or int32 [num_seqs]: the true lengths, at most the kv_lens above */
     int64_t device_lens_first; /* ints */
+    kvl_ownership slots;
 } kvl_step;
 
 /* Computes the schedule, checks it against the params, uploads it on the chain, applies the table updates. After a
@@ -94,12 +102,21 @@ typedef struct kvl_view {
 /* Checks the view against the geometry and the buffers' sizes and contexts. */
 kvleaf_status kvl_engine_view(const kvl_engine *engine, const kvleaf_kv_view *view, kvl_view *out);
 
+/* A layer's new keys and values. */
+typedef struct kvl_fresh {
+    const kvleaf_tensor *k, *v;
+} kvl_fresh;
+
 /* One launch each and more; all checks of tensors come first, so that a failed check leaves everything as it was. */
-kvleaf_status kvl_engine_append(kvl_engine *engine, const kvleaf_tensor *k, const kvleaf_tensor *v,
-                                const kvl_view *view, kvl_chain *chain);
+kvleaf_status kvl_engine_append(kvl_engine *engine, const kvl_fresh *fresh, const kvl_view *view, kvl_chain *chain);
 kvleaf_status kvl_engine_attend(kvl_engine *engine, const kvleaf_tensor *q, const kvl_view *view,
                                 const kvleaf_tensor *out, const kvleaf_tensor *lse, float softmax_scale,
                                 kvl_chain *chain);
+/* Both, one after the other. Where every sequence brings one token of the decode family and the decode variant can, its
+ * kernel appends. */
+kvleaf_status kvl_engine_append_attend(kvl_engine *engine, const kvl_fresh *fresh, const kvleaf_tensor *q,
+                                       const kvl_view *view, const kvleaf_tensor *out, const kvleaf_tensor *lse,
+                                       float softmax_scale, kvl_chain *chain);
 kvleaf_status kvl_engine_gather(kvl_engine *engine, const kvl_view *view, const kvleaf_tensor *k,
                                 const kvleaf_tensor *v, kvl_chain *chain);
 

@@ -43,38 +43,54 @@ static void token_items(const kvl_chosen *chosen, int32_t tokens, int32_t heads,
     global[1] = each ? (size_t)kvl_ceil_div(tokens, each) : (size_t)heads;
 }
 
-kvleaf_status kvl_engine_append(kvl_engine *engine, const kvleaf_tensor *k, const kvleaf_tensor *v,
-                                const kvl_view *view, kvl_chain *chain)
+/* New keys and values as kernels take them. */
+typedef struct append_call {
+    kvl_bound k, v;
+} append_call;
+
+static kvleaf_status bind_append(const kvl_engine *engine, const kvl_fresh *fresh, append_call *call)
 {
-    kvleaf_status status = need_step(engine);
-    if (status)
-        return status;
     const kvl_geometry *geometry = &engine->params.geometry;
     const kvl_schedule *now = &engine->now;
     kvl_expect expect = {"k", now->total_q, geometry->num_kv_heads, geometry->head_dim, false};
-    kvl_bound bound_k, bound_v;
-    status = kvl_bind_tensor(engine, k, &expect, &bound_k);
+    kvleaf_status status = kvl_bind_tensor(engine, fresh->k, &expect, &call->k);
     expect.name = "v";
     if (!status)
-        status = kvl_bind_tensor(engine, v, &expect, &bound_v);
+        status = kvl_bind_tensor(engine, fresh->v, &expect, &call->v);
     if (status)
         return status;
+    call->k.view.s[3] = fresh->k->dtype;
+    call->v.view.s[3] = fresh->v->dtype;
     if (now->counts.num_slots != now->total_q)
         return kvl_fail(KVLEAF_INVALID, "slot_mapping", now->counts.num_slots, now->total_q,
                         "the step was planned with %d slots, append needs %d", now->counts.num_slots, now->total_q);
-    if (!now->total_q)
-        return KVLEAF_OK;
-    bound_k.view.s[3] = k->dtype;
-    bound_v.view.s[3] = v->dtype;
+    return KVLEAF_OK;
+}
+
+static kvleaf_status run_append(kvl_engine *engine, const append_call *call, const kvl_view *view, kvl_chain *chain,
+                                bool last)
+{
+    const kvl_schedule *now = &engine->now;
     cl_int4 shape = shape_of(engine), work = {{now->slots_at, now->total_q, now->num_blocks, 0}};
-    const kvl_arg args[] = {KVL_ARG(bound_k.memory), KVL_ARG(bound_k.view), KVL_ARG(bound_v.memory),
-                            KVL_ARG(bound_v.view),   KVL_ARG(view->k),      KVL_ARG(view->k_view),
+    const kvl_arg args[] = {KVL_ARG(call->k.memory), KVL_ARG(call->k.view), KVL_ARG(call->v.memory),
+                            KVL_ARG(call->v.view),   KVL_ARG(view->k),      KVL_ARG(view->k_view),
                             KVL_ARG(view->v),        KVL_ARG(view->v_view), KVL_ARG(engine->meta),
                             KVL_ARG(shape),          KVL_ARG(work)};
     const kvl_chosen *chosen = &engine->chosen[KVL_APPEND];
     size_t global[2];
-    token_items(chosen, now->total_q, geometry->num_kv_heads, global);
-    return launch(engine, engine->append, args, COUNT(args), global, (size_t)chosen->work_group, chain, true);
+    token_items(chosen, now->total_q, engine->params.geometry.num_kv_heads, global);
+    return launch(engine, engine->append, args, COUNT(args), global, (size_t)chosen->work_group, chain, last);
+}
+
+kvleaf_status kvl_engine_append(kvl_engine *engine, const kvl_fresh *fresh, const kvl_view *view, kvl_chain *chain)
+{
+    append_call call;
+    kvleaf_status status = need_step(engine);
+    if (!status)
+        status = bind_append(engine, fresh, &call);
+    if (status || !engine->now.total_q)
+        return status;
+    return run_append(engine, &call, view, chain, true);
 }
 
 /* What attend checked and its launches share. */
@@ -84,7 +100,21 @@ typedef struct attend_call {
     cl_mem table;
     cl_int4 shape;
     cl_float scale_log2;
+    append_call fresh; /* for a decode variant that appends */
+    cl_long2 slots;    /* where they lie in meta, -1 where decode is to append nothing; that of the first row */
 } attend_call;
+
+#define MAX_ARGS 24
+
+/* The arguments of a decode kernel, of which `count` are there, and what all variants that append take on. */
+static int put_append_args(const kvl_engine *engine, const attend_call *call, kvl_arg *args, int count)
+{
+    const kvl_arg more[] = {KVL_ARG(call->fresh.k.memory), KVL_ARG(call->fresh.k.view), KVL_ARG(call->fresh.v.memory),
+                            KVL_ARG(call->fresh.v.view), KVL_ARG(call->slots)};
+    for (int i = 0; engine->chosen[KVL_DECODE].variant->appends && i < COUNT(more); i++)
+        args[count++] = more[i];
+    return count;
+}
 
 /* Work-groups for a queue of tasks: one a compute unit, fewer where tasks of one length give no one a longer turn. */
 static size_t queue_groups(const kvl_engine *engine, size_t tasks, bool even)
@@ -104,19 +134,20 @@ static kvleaf_status run_folding_decode(kvl_engine *engine, const attend_call *c
     cl_int2 runs = {{now->run_splits, now->num_rows}};
     cl_int4 first_row = {{row[0], row[1], row[2], row[3]}};
     cl_int4 work = {{now->rows_at, now->splits_at, now->num_splits, now->num_blocks}};
-    const kvl_arg args[] = {KVL_ARG(call->q.memory),   KVL_ARG(call->q.view),
-                            KVL_ARG(call->view->k),    KVL_ARG(call->view->k_view),
-                            KVL_ARG(call->view->v),    KVL_ARG(call->view->v_view),
-                            KVL_ARG(call->table),      KVL_ARG(engine->meta),
-                            KVL_ARG(engine->partials), KVL_ARG(engine->decode_counter),
-                            KVL_ARG(call->shape),      KVL_ARG(work),
-                            KVL_ARG(call->scale_log2), KVL_ARG(call->out.memory),
-                            KVL_ARG(call->out.view),   KVL_ARG(call->lse.memory),
-                            KVL_ARG(call->lse.view),   KVL_ARG(runs),
-                            KVL_ARG(first_row)};
+    kvl_arg args[MAX_ARGS] = {KVL_ARG(call->q.memory),   KVL_ARG(call->q.view),
+                              KVL_ARG(call->view->k),    KVL_ARG(call->view->k_view),
+                              KVL_ARG(call->view->v),    KVL_ARG(call->view->v_view),
+                              KVL_ARG(call->table),      KVL_ARG(engine->meta),
+                              KVL_ARG(engine->partials), KVL_ARG(engine->decode_counter),
+                              KVL_ARG(call->shape),      KVL_ARG(work),
+                              KVL_ARG(call->scale_log2), KVL_ARG(call->out.memory),
+                              KVL_ARG(call->out.view),   KVL_ARG(call->lse.memory),
+                              KVL_ARG(call->lse.view),   KVL_ARG(runs),
+                              KVL_ARG(first_row)};
+    int count = put_append_args(engine, call, args, 19);
     size_t tasks = (size_t)now->num_splits * (size_t)engine->params.geometry.num_kv_heads;
     const size_t global[2] = {queue_groups(engine, tasks, now->even_runs) * group, 1};
-    return launch(engine, engine->decode, args, COUNT(args), global, group, chain, last);
+    return launch(engine, engine->decode, args, count, global, group, chain, last);
 }
 
 static kvleaf_status run_decode(kvl_engine *engine, const attend_call *call, kvl_chain *chain, bool last)
@@ -127,15 +158,16 @@ static kvleaf_status run_decode(kvl_engine *engine, const attend_call *call, kvl
         return run_folding_decode(engine, call, chain, last);
     size_t group = (size_t)chosen->work_group;
     cl_int4 work = {{now->rows_at, now->splits_at, now->num_splits, now->num_blocks}};
-    const kvl_arg args[] = {
+    kvl_arg args[MAX_ARGS] = {
         KVL_ARG(call->q.memory),   KVL_ARG(call->q.view),           KVL_ARG(call->view->k), KVL_ARG(call->view->k_view),
         KVL_ARG(call->view->v),    KVL_ARG(call->view->v_view),     KVL_ARG(call->table),   KVL_ARG(engine->meta),
         KVL_ARG(engine->partials), KVL_ARG(engine->decode_counter), KVL_ARG(call->shape),   KVL_ARG(work),
         KVL_ARG(call->scale_log2)};
+    int count = put_append_args(engine, call, args, 13);
     size_t global[2] = {(size_t)now->num_splits * group, (size_t)engine->params.geometry.num_kv_heads};
     if (chosen->variant->persistent)
         global[0] = engine->device->caps.compute_units, global[1] = 1;
-    kvleaf_status status = launch(engine, engine->decode, args, COUNT(args), global, group, chain, false);
+    kvleaf_status status = launch(engine, engine->decode, args, count, global, group, chain, false);
     if (status)
         return status;
     cl_int4 fold_work = {{now->rows_at, now->num_rows, 0, 0}};
@@ -209,23 +241,60 @@ static kvleaf_status bind_attend(const kvl_engine *engine, const kvleaf_tensor *
     return status;
 }
 
+/* A call that appends nothing. */
+static attend_call make_attend(const kvl_engine *engine, const kvl_view *view, float softmax_scale)
+{
+    const kvl_bound none = {.memory = engine->meta};
+    return (attend_call){.view = view,
+                         .table = table_of(engine),
+                         .shape = shape_of(engine),
+                         .scale_log2 = softmax_scale * LOG2E,
+                         .fresh = {none, none},
+                         .slots = {{-1, -1}}};
+}
+
+static kvleaf_status run_attend(kvl_engine *engine, const attend_call *call, kvl_chain *chain)
+{
+    kvleaf_status status = KVLEAF_OK;
+    bool prefill = engine->now.num_items > 0;
+    if (engine->now.num_rows)
+        status = run_decode(engine, call, chain, !prefill);
+    if (!status && prefill)
+        status = run_prefill(engine, call, chain);
+    return status;
+}
+
 kvleaf_status kvl_engine_attend(kvl_engine *engine, const kvleaf_tensor *q, const kvl_view *view,
                                 const kvleaf_tensor *out, const kvleaf_tensor *lse, float softmax_scale,
                                 kvl_chain *chain)
 {
-    attend_call call = {
-        .view = view, .table = table_of(engine), .shape = shape_of(engine), .scale_log2 = softmax_scale * LOG2E};
+    attend_call call = make_attend(engine, view, softmax_scale);
     kvleaf_status status = need_step(engine);
     if (!status)
         status = bind_attend(engine, q, out, lse, &call);
-    if (status)
+    return status ? status : run_attend(engine, &call, chain);
+}
+
+kvleaf_status kvl_engine_append_attend(kvl_engine *engine, const kvl_fresh *fresh, const kvleaf_tensor *q,
+                                       const kvl_view *view, const kvleaf_tensor *out, const kvleaf_tensor *lse,
+                                       float softmax_scale, kvl_chain *chain)
+{
+    attend_call call = make_attend(engine, view, softmax_scale);
+    append_call append;
+    kvleaf_status status = need_step(engine);
+    if (!status)
+        status = bind_append(engine, fresh, &append);
+    if (!status)
+        status = bind_attend(engine, q, out, lse, &call);
+    if (status || !engine->now.total_q)
         return status;
-    bool prefill = engine->now.num_items > 0;
-    if (engine->now.num_rows)
-        status = run_decode(engine, &call, chain, !prefill);
-    if (!status && prefill)
-        status = run_prefill(engine, &call, chain);
-    return status;
+    if (kvl_fuse_now(engine)) {
+        call.fresh = append;
+        call.slots = (cl_long2){{engine->now.slots_at, engine->now.first_slot}};
+    } else {
+        status = run_append(engine, &append, view, chain, false);
+    }
+    return status ? status : run_attend(engine, &call, chain);
 }
 
 kvleaf_status kvl_engine_gather(kvl_engine *engine, const kvl_view *view, const kvleaf_tensor *k,

@@ -2,7 +2,7 @@
 #ifndef KVL_ATTENTION_STATE_H
 #define KVL_ATTENTION_STATE_H
 
-/* The engine's insides, shared by engine.c, schedule.c, rows.c, runs.c, tensors.c and launch.c. */
+/* The engine's insides, shared by engine.c, schedule.c, rows.c, runs.c, fuse.c, tensors.c and launch.c. */
 
 #include "attention/engine.h"
 
@@ -22,6 +22,9 @@ typedef struct kvl_schedule {
     int32_t first_row[4]; /* of the decode family, as plan.h has it; a step of one row brings it as an argument */
     int32_t used;         /* ints */
     cl_mem table;         /* external, or NULL: the section at table_at */
+    kvl_ownership slots;  /* OWN: decode may append; IN_PLACE: may, where kvl_step_fuses finds that they are own */
+    int64_t first_slot;   /* of first_row, where decode may append */
+    const int32_t *host;  /* the int array, as it was uploaded, until the next step is begun */
     bool ready;           /* a step is submitted */
 } kvl_schedule;
 
@@ -102,6 +105,11 @@ void kvl_rows_write(const kvl_engine *engine, const kvl_step *step, int32_t *met
 void kvl_runs_choose(const kvl_engine *engine, kvl_schedule *at);
 /* Writes the runs; their rows are written already. */
 void kvl_runs_write(const kvl_engine *engine, int32_t *meta, const kvl_schedule *at);
+
+/* Notes in a schedule that is written whether its decode rows may append their tokens themselves. */
+void kvl_fuse_note(const kvl_engine *engine, const kvl_step *step, const int32_t *meta, kvl_schedule *at);
+/* Whether they do. */
+bool kvl_fuse_now(kvl_engine *engine);
 
 /* A tensor as a kernel takes it. */
 typedef struct kvl_bound {

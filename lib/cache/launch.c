@@ -25,8 +25,8 @@ static kvleaf_status fail_step(kvleaf_plan *plan, kvleaf_status status)
     return status;
 }
 
-static kvleaf_status append(kvleaf_plan *plan, int32_t layer, const kvleaf_tensor *k, const kvleaf_tensor *v,
-                            const kvleaf_exec *exec)
+/* The same for a call that writes keys and values. */
+static kvleaf_status check_append(const kvleaf_plan *plan, int32_t layer, const kvleaf_exec *exec)
 {
     kvleaf_status status = check_call(plan, layer, exec);
     if (status)
@@ -35,12 +35,23 @@ static kvleaf_status append(kvleaf_plan *plan, int32_t layer, const kvleaf_tenso
     if (!at->owns)
         return kvl_fail(KVLEAF_INVALID, "layer", layer, at->pool_layer,
                         "layer %d has no keys and values of its own, it reads those of an earlier one", layer);
+    return KVLEAF_OK;
+}
+
+static kvleaf_status append(kvleaf_plan *plan, int32_t layer, const kvleaf_tensor *k, const kvleaf_tensor *v,
+                            const kvleaf_exec *exec)
+{
+    kvleaf_status status = check_append(plan, layer, exec);
+    if (status)
+        return status;
+    const kvl_cache_layer *at = &plan->cache->layers[layer];
     const kvl_plan_group *part = &plan->groups[at->group];
     kvl_tail_call call;
     status = kvl_tail_begin(&plan->cache->tail, exec, &call);
     if (status)
         return status;
-    status = kvl_engine_append(part->engine, k, v, &part->views[at->pool_layer], &call.chain);
+    const kvl_fresh fresh = {k, v};
+    status = kvl_engine_append(part->engine, &fresh, &part->views[at->pool_layer], &call.chain);
     return kvl_tail_end(&call, status);
 }
 
@@ -70,6 +81,31 @@ kvleaf_status kvleaf_attend(kvleaf_plan *plan, int32_t layer, const kvleaf_tenso
                             const kvleaf_tensor *lse, const kvleaf_exec *exec)
 {
     return fail_step(plan, attend(plan, layer, q, out, lse, exec));
+}
+
+static kvleaf_status append_attend(kvleaf_plan *plan, int32_t layer, const kvl_fresh *fresh, const kvleaf_tensor *q,
+                                   const kvleaf_tensor *out, const kvleaf_tensor *lse, const kvleaf_exec *exec)
+{
+    kvleaf_status status = check_append(plan, layer, exec);
+    if (status)
+        return status;
+    const kvl_cache_layer *at = &plan->cache->layers[layer];
+    const kvl_plan_group *part = &plan->groups[at->group];
+    kvl_tail_call call;
+    status = kvl_tail_begin(&plan->cache->tail, exec, &call);
+    if (status)
+        return status;
+    status = kvl_engine_append_attend(part->engine, fresh, q, &part->views[at->pool_layer], out, lse, at->softmax_scale,
+                                      &call.chain);
+    return kvl_tail_end(&call, status);
+}
+
+kvleaf_status kvleaf_append_attend(kvleaf_plan *plan, int32_t layer, const kvleaf_tensor *k, const kvleaf_tensor *v,
+                                   const kvleaf_tensor *q, const kvleaf_tensor *out, const kvleaf_tensor *lse,
+                                   const kvleaf_exec *exec)
+{
+    const kvl_fresh fresh = {k, v};
+    return fail_step(plan, append_attend(plan, layer, &fresh, q, out, lse, exec));
 }
 
 kvleaf_status kvleaf_gather(kvleaf_plan *plan, int32_t layer, const kvleaf_tensor *k, const kvleaf_tensor *v,

@@ -113,7 +113,11 @@ static kvleaf_status begin_group(kvleaf_plan *plan, int32_t group, const kvl_cou
 static kvl_step step_of(const kvleaf_plan *plan, int32_t group, int32_t num_seqs)
 {
     const kvl_cache_group *at = &plan->cache->groups[group];
-    return (kvl_step){.seqs = plan->steps, .num_seqs = num_seqs, .num_blocks = at->num_blocks, .table = at->table};
+    return (kvl_step){.seqs = plan->steps,
+                      .num_seqs = num_seqs,
+                      .num_blocks = at->num_blocks,
+                      .table = at->table,
+                      .slots = KVL_SLOTS_OWN}; /* extend copies a block that others hold */
 }
 
 /* Where more table entries changed than a staging slot takes, as when many long sequences are new to the device, the

@@ -159,10 +159,8 @@ static int run_attention(const serving_compute *c, const serving_step *step)
     const kvleaf_tensor q = {.handle = c->q, .dtype = c->q_dtype}, out = {.handle = c->out, .dtype = c->q_dtype};
     const kvleaf_tensor k = {.handle = c->k, .dtype = c->q_dtype}, v = {.handle = c->v, .dtype = c->q_dtype};
     for (int i = 0; i < c->layers; i++) {
-        if (kvleaf_append(step->plan, i, &k, &v, &exec) != KVLEAF_OK)
-            return cli_fail(c->rig->program, "kvleaf_append");
-        if (kvleaf_attend(step->plan, i, &q, &out, NULL, &exec) != KVLEAF_OK)
-            return cli_fail(c->rig->program, "kvleaf_attend");
+        if (kvleaf_append_attend(step->plan, i, &k, &v, &q, &out, NULL, &exec) != KVLEAF_OK)
+            return cli_fail(c->rig->program, "kvleaf_append_attend");
     }
     if (clFinish(c->rig->queue) == CL_SUCCESS)
         return CLI_OK;

@@ -140,10 +140,8 @@ static bool attend(model *m, kvleaf_plan *plan, int32_t layer, failure *error)
 
     key.offset = q * sizeof(float);
     value.offset = (q + kv) * sizeof(float);
-    if (kvleaf_append(plan, layer, &key, &value, &exec) != KVLEAF_OK)
-        return fail_kvleaf(error, "kvleaf_append");
-    if (kvleaf_attend(plan, layer, &query, &out, NULL, &exec) != KVLEAF_OK)
-        return fail_kvleaf(error, "kvleaf_attend");
+    if (kvleaf_append_attend(plan, layer, &key, &value, &query, &out, NULL, &exec) != KVLEAF_OK)
+        return fail_kvleaf(error, "kvleaf_append_attend");
     return true;
 }
 
