@@ -55,7 +55,7 @@ inline void multiply_keys(scores *x, uint queries[QUERY_PARTS][COLUMNS][2 * STEP
     }
 }
 
-inline void multiply_values(float o[COLUMNS][4 * STEPS], const scores *x, int first_key, int visible, consumer *c,
+inline void multiply_values(float o[COLUMNS][4 * STEPS], const scores *x, int first_key, const task *t, consumer *c,
                             stream *s)
 {
 #pragma unroll
@@ -66,7 +66,7 @@ inline void multiply_values(float o[COLUMNS][4 * STEPS], const scores *x, int fi
 #pragma unroll
     for (int first = 0; first < UNITS; first += ITEM_UNITS) {
         uint item = next_item(c);
-        multiply_value_item(o, x->p + first, first_key + first * UNIT, visible, item, c->lane);
+        multiply_value_item(o, x->p + first, first_key + first * UNIT, t, item, c->lane);
         item_done(c, s);
     }
 }
@@ -79,8 +79,8 @@ inline void work_split(folded *sum, uint queries[QUERY_PARTS][COLUMNS][2 * STEPS
     float o[COLUMNS][4 * STEPS];
     int first_key = split * SPLIT + (int)c->warp * (UNITS * UNIT);
     multiply_keys(&x, queries, c, s);
-    softmax(&x, first_key, t->visible, scale_log2, c->lane);
-    multiply_values(o, &x, first_key, t->visible, c, s);
+    softmax(&x, first_key, t, scale_log2, c->lane);
+    multiply_values(o, &x, first_key, t, c, s);
     combine_split(sum, &x, o, c->base + AT_OUTPUT, c->base + AT_SUMS, &c->buffer, c->warp, c->lane, at, p);
 }
 

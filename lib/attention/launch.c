@@ -132,7 +132,7 @@ static kvleaf_status run_folding_decode(kvl_engine *engine, const attend_call *c
     size_t group = (size_t)engine->chosen[KVL_DECODE].work_group;
     const int32_t *row = now->first_row;
     cl_int2 runs = {{now->run_splits, now->num_rows}};
-    cl_int4 first_row = {{row[0], row[1], row[2], row[3]}};
+    cl_int4 first_row = {{row[ROW_Q_TOKEN], row[ROW_VISIBLE], row[ROW_TABLE], row[ROW_FIRST]}};
     cl_int4 work = {{now->rows_at, now->splits_at, now->num_splits, now->num_blocks}};
     kvl_arg args[MAX_ARGS] = {KVL_ARG(call->q.memory),   KVL_ARG(call->q.view),
                               KVL_ARG(call->view->k),    KVL_ARG(call->view->k_view),

@@ -19,7 +19,7 @@ typedef struct kvl_schedule {
     int32_t run_splits; /* splits of a decode item: 1, or more where the variant folds them itself */
     int32_t first_run[KVL_LONGEST_RUN + 1]; /* of those of each length, the longest first */
     bool even_runs;                         /* all are of one length */
-    int32_t first_row[4]; /* of the decode family, as plan.h has it; a step of one row brings it as an argument */
+    int32_t first_row[5]; /* of the decode family, as plan.h has it; a step of one row brings it as an argument */
     int32_t used;         /* ints */
     cl_mem table;         /* external, or NULL: the section at table_at */
     kvl_ownership slots;  /* OWN: decode may append; IN_PLACE: may, where kvl_step_fuses finds that they are own */
