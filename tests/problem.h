@@ -126,6 +126,11 @@ bool problem_same_rows(const problem *a, int32_t row_a, const problem *b, int32_
  * negative; compares every byte of K and V. `source` is the dtype of the new keys and values. */
 kvleaf_status problem_append(problem *problem, kvleaf_attention *attention, kvleaf_dtype source, bool in_place,
                              problem_report *report);
+/* Appends the query rows' keys and values in place and attends, in one call; compares every byte of K and V, the
+ * outputs with the reference, and their bits with those of an attend alone. `some_negative`: by a slot mapping, every
+ * third of which is negative. */
+kvleaf_status problem_append_attend(problem *problem, kvleaf_attention *attention, kvleaf_dtype source,
+                                    bool some_negative, problem_report *report);
 /* Gathers every sequence and compares every byte. */
 kvleaf_status problem_gather(problem *problem, kvleaf_attention *attention, problem_report *report);
 
@@ -146,6 +151,9 @@ void problem_array_destroy(problem_array *array);
 bool problem_array_upload(problem_array *array, cl_command_queue queue);
 size_t problem_array_at(const problem_array *array, int64_t token, int32_t head, int32_t dim);
 void problem_array_guard(problem_array *array);
+/* Compares a whole buffer with what it must hold. */
+void problem_compare_bytes(cl_command_queue queue, const problem_array *array, const unsigned char *expected,
+                           const char *name, problem_report *report);
 void problem_array_poison(problem_array *array, problem_poison poison);
 float problem_value(const problem *problem, problem_what what, uint32_t id, int64_t position, int32_t head,
                     int32_t dim);

@@ -20,9 +20,8 @@ static bool read_back(cl_command_queue queue, const problem_array *array, unsign
            clEnqueueReadBuffer(queue, array->buffer, CL_TRUE, 0, array->bytes, *now, 0, NULL, NULL) == CL_SUCCESS;
 }
 
-/* Compares a whole buffer with what it must hold. */
-static void compare_bytes(cl_command_queue queue, const problem_array *array, const unsigned char *expected,
-                          const char *name, problem_report *report)
+void problem_compare_bytes(cl_command_queue queue, const problem_array *array, const unsigned char *expected,
+                           const char *name, problem_report *report)
 {
     unsigned char *now = NULL;
     if (!read_back(queue, array, &now))
@@ -131,8 +130,8 @@ static kvleaf_status run_append(problem *problem, kvleaf_attention *attention, p
             status = kvleaf_attention_append(attention, &k, &v, &view, &exec);
         if (status == KVLEAF_OK) {
             clFinish(problem->queue);
-            compare_bytes(problem->queue, &problem->k, expected_k, "K", report);
-            compare_bytes(problem->queue, &problem->v, expected_v, "V", report);
+            problem_compare_bytes(problem->queue, &problem->k, expected_k, "K", report);
+            problem_compare_bytes(problem->queue, &problem->v, expected_v, "V", report);
         }
     }
     free(expected_k);
@@ -214,8 +213,8 @@ kvleaf_status problem_gather(problem *problem, kvleaf_attention *attention, prob
             status = kvleaf_attention_gather(attention, &view, &k, &v, &exec);
         if (status == KVLEAF_OK) {
             clFinish(problem->queue);
-            compare_bytes(problem->queue, &outs[0], expected[0], "gathered K", report);
-            compare_bytes(problem->queue, &outs[1], expected[1], "gathered V", report);
+            problem_compare_bytes(problem->queue, &outs[0], expected[0], "gathered K", report);
+            problem_compare_bytes(problem->queue, &outs[1], expected[1], "gathered V", report);
         }
     } else {
         problem_fail(report, "no memory to gather");

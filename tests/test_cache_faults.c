@@ -358,10 +358,9 @@ static void test_warm_steps(void **state)
             while ((status = kvleaf_plan_build(r.plan, r.cache, batch, n, &exec)) == KVLEAF_BUSY)
                 clFinish(r.queue);
             ASSERT_OK(status);
-            for (int32_t layer = 0; layer < 2; layer++) {
-                ASSERT_OK(kvleaf_append(r.plan, layer, &k, &v, &exec));
-                ASSERT_OK(kvleaf_attend(r.plan, layer, &q, &out, NULL, &exec));
-            }
+            ASSERT_OK(kvleaf_append(r.plan, 0, &k, &v, &exec));
+            ASSERT_OK(kvleaf_attend(r.plan, 0, &q, &out, NULL, &exec));
+            ASSERT_OK(kvleaf_append_attend(r.plan, 1, &k, &v, &q, &out, NULL, &exec));
             ASSERT_OK(kvleaf_plan_commit(r.plan, NULL));
         }
         for (int32_t i = 0; i < SEQS; i++)

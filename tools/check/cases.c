@@ -288,6 +288,37 @@ static void check_move(const check_rig *rig, kvl_operation operation, check_resu
     problem_destroy(&made);
 }
 
+/* One token a sequence, appended by the call that attends: at lengths where a split or a block begins or ends. */
+static void check_fused(const check_rig *rig, check_result *result)
+{
+    const problem_geometry *g = &rig->shape->geometry;
+    const int32_t bs = g->block_size, split = stride_of(rig->variant);
+    const kvleaf_dtype sources[] = {g->q_dtype, g->kv_dtype, KVLEAF_F32};
+    const int32_t lengths[] = {1, split, bs, 0, split + 1, bs + 1, 2 * split, 3 * bs - 1, split - 1, 2 * split + 5};
+    for (int i = 0; i < 3 && result->report.passed && g->view != PROBLEM_CONTIGUOUS; i++) {
+        check_batch batch;
+        problem made;
+        problem_report report = {.passed = true};
+        begin(&batch, rig, KVL_DECODE, 2 + (uint64_t)i);
+        for (size_t j = 0; j < sizeof(lengths) / sizeof(lengths[0]); j++)
+            add(&batch, 1, lengths[(j + (size_t)i) % 10], KVLEAF_FAMILY_DECODE, KVLEAF_MASK_CAUSAL);
+        problem_options options = {
+            .seed = rig->shape->seed, .placement = batch.seed, .poison = (problem_poison)(i % 2)};
+        if (!problem_create(&made, rig->device, rig->queue, g, batch.seqs, batch.num_seqs, &options)) {
+            problem_fail(&result->report, "%s", made.fault);
+            return;
+        }
+        if (problem_append_attend(&made, rig->attention, sources[i], i % 2 == 1, &report) != KVLEAF_OK)
+            fail_api(&report, "append and attend");
+        problem_destroy(&made);
+        widen(&result->report, &report);
+        if (!report.passed) {
+            problem_fail(&result->report, "append and attend at once: %s", report.text);
+            describe_batch(&batch, result->batch, sizeof(result->batch));
+        }
+    }
+}
+
 static void check_merge(const check_rig *rig, check_result *result)
 {
     static const int32_t parts[] = {1, 2, 3, 7, 64, 161};
@@ -320,6 +351,8 @@ void check_run(const check_rig *rig, kvl_operation operation, check_result *resu
         else
             prefill_batch(&batch);
         check_attend(rig, &batch, result);
+        if (operation == KVL_DECODE)
+            check_fused(rig, result);
         if (operation == KVL_PREFILL) {
             begin(&batch, rig, operation, 1);
             mixed_batch(&batch);

@@ -1,0 +1,161 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Append and attend of a problem in one call: the new tokens are missing from the device's K and V before, and there
+ * afterwards, byte for byte; the outputs are those of the reference, and the bits of an attend that finds all there. */
+#include "problem.h"
+
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+typedef struct fused {
+    problem_array sources[2];
+    int64_t *slots;     /* [total_q] */
+    unsigned char *out; /* what the call gave, as problem->out_bits has it */
+    float *lse;
+    size_t out_bytes, lse_bytes;
+} fused;
+
+static int64_t position_of(const problem_seq *seq, int32_t row)
+{
+    return seq->kv_len - seq->q_len + row;
+}
+
+/* In place, or of every third row nowhere: then its token is there already. */
+static void fill_slots(const problem *problem, bool some_negative, int64_t *slots)
+{
+    int32_t block_size = problem->geometry.block_size;
+    for (int32_t i = 0; i < problem->num_seqs; i++) {
+        const int32_t *table = problem->table + (size_t)i * (size_t)problem->columns;
+        for (int32_t row = 0; row < problem->seqs[i].q_len; row++) {
+            int32_t at = problem->cu_q[i] + row;
+            int64_t position = position_of(&problem->seqs[i], row);
+            slots[at] = -1 - at;
+            if (position >= 0 && !(some_negative && at % 3 == 2))
+                slots[at] = (int64_t)table[position / block_size] * block_size + position % block_size;
+        }
+    }
+}
+
+/* The new rows of K or V, and what they leave in problem->k or v on the host. */
+static void fill_source(problem *problem, fused *f, bool value)
+{
+    const problem_geometry *g = &problem->geometry;
+    problem_array *source = &f->sources[value], *store = value ? &problem->v : &problem->k;
+    problem_array_poison(source, problem->options.poison);
+    for (int32_t i = 0; i < problem->num_seqs; i++) {
+        const problem_seq *seq = &problem->seqs[i];
+        reference_seq in = problem_reference_seq(problem, i);
+        for (int32_t row = 0; row < seq->q_len; row++)
+            for (int32_t h = 0; h < g->num_kv_heads && position_of(seq, row) >= 0; h++)
+                for (int32_t d = 0; d < g->head_dim; d++) {
+                    int64_t position = position_of(seq, row);
+                    size_t at = problem_array_at(source, problem->cu_q[i] + row, h, d);
+                    reference_store(source->dtype, source->host, at,
+                                    problem_value(problem, value ? PROBLEM_V : PROBLEM_K, seq->id, position, h, d));
+                    if (f->slots[problem->cu_q[i] + row] >= 0)
+                        reference_store(g->kv_dtype, store->host,
+                                        reference_seq_index(&problem->kv, &in, value, position, h, d),
+                                        reference_load(source->dtype, source->host, at));
+                }
+    }
+}
+
+/* Writes K or V to the device with poison in place of what is to be appended. */
+static bool upload_without(const problem *problem, const fused *f, bool value)
+{
+    const problem_geometry *g = &problem->geometry;
+    problem_array before = value ? problem->v : problem->k;
+    unsigned char *bytes = malloc(before.bytes);
+    if (!bytes)
+        return false;
+    memcpy(bytes, before.host, before.bytes);
+    for (int32_t t = 0; t < problem->total_q; t++)
+        for (int32_t h = 0; f->slots[t] >= 0 && h < g->num_kv_heads; h++)
+            for (int32_t d = 0; d < problem_stored_dims(g); d++)
+                reference_store(g->kv_dtype, bytes,
+                                reference_kv_index(&problem->kv, value, f->slots[t] / g->block_size,
+                                                   f->slots[t] % g->block_size, h, d),
+                                problem->options.poison == PROBLEM_NAN ? NAN : INFINITY);
+    before.host = bytes;
+    bool written = problem_array_upload(&before, problem->queue);
+    free(bytes);
+    return written;
+}
+
+static bool make(problem *problem, kvleaf_dtype source, bool some_negative, fused *f)
+{
+    const problem_geometry *g = &problem->geometry;
+    size_t rows = (size_t)problem->total_q * (size_t)g->num_heads;
+    f->out_bytes = rows * (size_t)g->head_dim * kvleaf_dtype_size(g->out_dtype);
+    f->lse_bytes = rows * sizeof(float);
+    f->slots = malloc(((size_t)problem->total_q + 1) * sizeof(*f->slots));
+    f->out = malloc(f->out_bytes + 1);
+    f->lse = malloc(f->lse_bytes + sizeof(float));
+    if (!f->slots || !f->out || !f->lse)
+        return false;
+    fill_slots(problem, some_negative, f->slots);
+    for (int i = 0; i < 2; i++) {
+        if (!problem_array_create(&f->sources[i], problem->context, source, problem->total_q, g->num_kv_heads,
+                                  g->head_dim, g->odd))
+            return false;
+        fill_source(problem, f, i);
+        if (!problem_array_upload(&f->sources[i], problem->queue) || !upload_without(problem, f, i))
+            return false;
+    }
+    return problem_array_upload(&problem->out, problem->queue) && problem_array_upload(&problem->lse, problem->queue);
+}
+
+static kvleaf_status run(problem *problem, kvleaf_attention *attention, bool some_negative, const fused *f)
+{
+    kvleaf_batch batch = problem_batch(problem);
+    kvleaf_kv_view view = problem_kv_view(problem);
+    kvleaf_exec exec = problem_exec(problem);
+    kvleaf_tensor q = problem_tensor(&problem->q), out = problem_tensor(&problem->out);
+    kvleaf_tensor lse = problem_tensor(&problem->lse);
+    kvleaf_tensor k = problem_tensor(&f->sources[0]), v = problem_tensor(&f->sources[1]);
+    batch.slot_mapping = some_negative ? f->slots : NULL;
+    kvleaf_status status = kvleaf_attention_plan(attention, &batch, &exec);
+    return status ? status : kvleaf_attention_append_attend(attention, &k, &v, &q, &view, &out, &lse, &exec);
+}
+
+/* What the call left, and the same rows by an attend alone. */
+static kvleaf_status check(problem *problem, kvleaf_attention *attention, fused *f, problem_report *report)
+{
+    if (clFinish(problem->queue) != CL_SUCCESS || !problem_collect(problem)) {
+        problem_fail(report, "%s", problem->fault[0] ? problem->fault : "the device failed");
+        return KVLEAF_OK;
+    }
+    problem_compare_bytes(problem->queue, &problem->k, problem->k.host, "K after append and attend", report);
+    problem_compare_bytes(problem->queue, &problem->v, problem->v.host, "V after append and attend", report);
+    if (!report->passed || !problem_verify(problem, report))
+        return KVLEAF_OK;
+    memcpy(f->out, problem->out_bits, f->out_bytes);
+    memcpy(f->lse, problem->lse_values, f->lse_bytes);
+    kvleaf_status status = problem_attend(problem, attention);
+    if (!status && (memcmp(f->out, problem->out_bits, f->out_bytes) != 0 ||
+                    memcmp(f->lse, problem->lse_values, f->lse_bytes) != 0))
+        problem_fail(report, "append and attend in one call give other bits than one after the other");
+    return status;
+}
+
+kvleaf_status problem_append_attend(problem *problem, kvleaf_attention *attention, kvleaf_dtype source,
+                                    bool some_negative, problem_report *report)
+{
+    fused f = {0};
+    kvleaf_status status = KVLEAF_OK;
+    memset(report, 0, sizeof(*report));
+    report->passed = true;
+    if (make(problem, source, some_negative, &f)) {
+        status = run(problem, attention, some_negative, &f);
+        if (!status)
+            status = check(problem, attention, &f, report);
+    } else {
+        problem_fail(report, "no memory to append and attend");
+    }
+    problem_array_destroy(&f.sources[0]);
+    problem_array_destroy(&f.sources[1]);
+    free(f.slots);
+    free(f.out);
+    free(f.lse);
+    return status;
+}
