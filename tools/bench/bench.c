@@ -7,7 +7,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-static const char *const bench_names[] = {"decode", "prefill", "append", "blocks", "prefix", "serving"};
+static const char *const bench_names[] = {"decode", "prefill", "append", "blocks", "step", "prefix", "serving"};
 static const char *const layout_names[] = {"auto", "strided", "rows", "cpu16", "dim8", "swizzle8", NULL};
 
 static const char *const sharing_names[] = {"auto", "off", "always"};
@@ -209,6 +209,8 @@ static int run(bench_rig *rig, const bench_config *config)
 {
     if (config->kind == BENCH_BLOCKS)
         return bench_blocks_run(rig, config);
+    if (config->kind == BENCH_STEP)
+        return bench_step_run(rig, config);
     if (!rig->program->json)
         print_heading(rig, config->kind);
     if (config->shared_prefix)
@@ -225,10 +227,10 @@ static bench_kind parse_kind(const cli *program)
             if (strcmp(program->arguments[0], bench_names[i]) == 0)
                 return (bench_kind)i;
         }
-        cli_usage(program, "unknown bench \"%s\", must be decode, prefill, append, blocks, prefix or serving",
+        cli_usage(program, "unknown bench \"%s\", must be decode, prefill, append, blocks, step, prefix or serving",
                   program->arguments[0]);
     }
-    cli_usage(program, "%d benches are named, must be one of decode, prefill, append, blocks, prefix, serving",
+    cli_usage(program, "%d benches are named, must be one of decode, prefill, append, blocks, step, prefix, serving",
               program->num_arguments);
 }
 
@@ -257,8 +259,8 @@ int main(int argc, char **argv)
          1 << 20, NULL},
         {"blocks", "N", "serving: in the pool; 0 = for 8 longest requests on a CPU, 64 on a GPU", CLI_INT,
          &serving.blocks, 0, 1 << 24, NULL},
-        {"layers", "N", "serving: of attention alone; 0 = 1 on a CPU, 4 on a GPU", CLI_INT, &serving.layers, 0, 1024,
-         NULL},
+        {"layers", "N", "step, serving: of attention alone; 0 = 2 or 1 on a CPU, 8 or 4 on a GPU", CLI_INT,
+         &serving.layers, 0, 1024, NULL},
         {"prefill-chunk", "N", "serving: prompt rows a step", CLI_INT, &serving.chunk, 16, 65536, NULL},
         {"lengths", "FILE", "serving: a line \"prompt output\" a request, in tokens", CLI_STRING, &serving.lengths, 0,
          0, NULL},
@@ -268,7 +270,7 @@ int main(int argc, char **argv)
     };
     cli program = {
         .name = "kvleaf-bench",
-        .arguments_help = "decode | prefill | append | blocks | prefix | serving",
+        .arguments_help = "decode | prefill | append | blocks | step | prefix | serving",
         .summary =
             "Times an operation of the attention layer beside what the device can do at best, or the host's own work.",
         .notes = "KVLEAF_VARIANT=GLOB forces a variant.",
@@ -300,6 +302,7 @@ int main(int argc, char **argv)
     rig.gpu = !(rig.caps.type & CL_DEVICE_TYPE_CPU);
     serving.shape = config.shape;
     serving.seed = config.seed;
+    config.layers = serving.layers;
     if (rig.queue && (config.kind == BENCH_BLOCKS || bench_kernels(&rig) == CLI_OK))
         status = config.kind == BENCH_SERVING ? bench_serving(&rig, &serving) : run(&rig, &config);
     if (rig.kernels)

@@ -14,6 +14,7 @@ typedef enum bench_kind {
     BENCH_PREFILL,
     BENCH_APPEND,
     BENCH_BLOCKS,
+    BENCH_STEP,
     BENCH_PREFIX,
     BENCH_SERVING
 } bench_kind;
@@ -25,6 +26,7 @@ typedef struct bench_config {
     bool ragged;   /* decode: log-normal lengths */
     bool in_order; /* the block tables are 0 .. n-1, as of a pool that was never used before */
     int q_len;
+    int layers; /* step: 0 = 2 on a CPU, 8 elsewhere */
     int shared_prefix; /* decode: leading tokens that all sequences have in the same blocks */
     kvleaf_sharing sharing;
     cli_shape shape;
@@ -76,6 +78,9 @@ double bench_seconds(void);
 
 /* Runs one configuration: builds it, checks it, times it. */
 int bench_run(const bench_rig *rig, const bench_config *config, bench_result *result);
+
+/* A decode step through the managed cache. */
+int bench_step_run(const bench_rig *rig, const bench_config *config);
 
 /* What the host pays. `blocks` needs the device, for the plan of a step; `prefix` needs none. */
 int bench_blocks_run(const bench_rig *rig, const bench_config *config);
