@@ -91,8 +91,6 @@ static const char *needs_hopper(const kvleaf_caps *caps, const kvl_geometry *geo
         return "serves up to 16 query heads a KV head";
     if (geometry->num_heads / geometry->num_kv_heads > 8 && geometry->head_dim > 128)
         return "serves more than 8 query heads a KV head up to head_dim 128";
-    if (geometry->window)
-        return "serves no sliding windows";
     return geometry->device_tables ? "serves block tables that the host has checked" : NULL;
 }
 
@@ -119,6 +117,8 @@ static const char *needs_wgmma(const kvleaf_caps *caps, const kvl_geometry *geom
     const char *why = needs_hopper(caps, geometry);
     if (why)
         return why;
+    if (geometry->window)
+        return "serves no sliding windows";
     return geometry->q_dtype != geometry->kv_dtype ? "multiplies queries and keys of one dtype" : NULL;
 }
 
@@ -218,6 +218,7 @@ static const kvl_variant decode_table[] = {
      .kernels = {"kvl_decode"},
      .refuses = needs_hopper,
      .fixed = FIX_ALL,
+     .windows = true,
      .work_group = 384,
      .min_work_group = 384,
      .split_tokens = 256,
@@ -229,6 +230,7 @@ static const kvl_variant decode_table[] = {
      .kernels = {"kvl_decode"},
      .refuses = needs_hopper_heads,
      .fixed = FIX_ALL,
+     .windows = true,
      .work_group = 384,
      .min_work_group = 384,
      .split_tokens = 512,
