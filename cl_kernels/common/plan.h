@@ -22,8 +22,8 @@
 #define SPLIT_KV_HEAD 3     /* its first KV head */
 #define SPLIT_KV_HEADS 4
 
-/* The same for a kernel that folds its splits itself: run r covers splits r * run_splits .. + run_splits - 1 of the
- * row. The row's fields are repeated, so that a work-group has all of its task in one read. */
+/* The same for a kernel that folds neighbouring splits itself: run r covers splits r * run_splits .. + run_splits - 1
+ * of the row. The row's fields are repeated, so that a work-group has all of its task in one read. */
 #define RUN_INTS 8
 #define RUN_ROW 0
 #define RUN_INDEX 1
@@ -32,6 +32,7 @@
 #define RUN_TABLE 4
 #define RUN_PARTIAL 5
 #define RUN_FIRST 6
+#define RUN_SPLITS 7        /* run_splits */
 
 /* A sequence of the prefill family. */
 #define ENTRY_INTS 8

@@ -2,11 +2,11 @@
 #line 1 "cl_kernels/portable/decode.cl"
 /* Decode on any device: split attention of single query rows, and the fold of the splits.
  *
- * A work-group takes one split of one row for one KV head, and the query heads of that group four at a time as a
- * float4. For the scores a work-item holds a few tokens and walks the dims, so that a query element read from local
- * memory serves all of them; for the values it holds eight dims and walks the tokens. Both walks keep the loads of
- * their next step in flight. A split's end is a fixed position, and nothing here depends on how many work-groups run or
- * where blocks lie. */
+ * A work-group takes a run of splits of one row for one KV head, one after the other, and the query heads of that
+ * group four at a time as a float4. For the scores a work-item holds a few tokens and walks the dims, so that a query
+ * element read from local memory serves all of them; for the values it holds eight dims and walks the tokens. Both
+ * walks keep the loads of their next step in flight. A split's end is a fixed position, and nothing here depends on how
+ * many work-groups run, how long their runs are or where blocks lie. */
 #include "common/append.clh"
 #include "common/config.clh"
 #include "common/dtypes.clh"
@@ -15,6 +15,7 @@
 #include "common/masks.clh"
 #include "common/octet.clh"
 #include "common/softmax.clh"
+#include "portable/decode_run.clh"
 
 /* Functions here are `inline` and never `static`: PoCL takes a local array that static functions alone see for one that
  * a barrier leaves as it is, and moves reads across. */
@@ -314,9 +315,10 @@ inline void add_values(float8 *sums, octet *ahead, __global const KV_ELEM *v, lo
     }
 }
 
-/* Adds up one head's sums over the work-items that hold the same dims and writes them to its partial. */
+/* Adds up one head's sums over the work-items that hold the same dims: `head` of the four from `first` on. They go on
+ * through the tree of the run, the last split's to the partial. */
 inline void store_values(float8 sum, __local float4 *scratch, __global float *accumulator, const value_place *at,
-                         int first_octet, int head_dim)
+                         int first_octet, int head_dim, const run_step *step, int first, int head, __local float *nodes)
 {
     int id = (int)get_local_id(0);
     scratch[2 * id] = sum.lo;
@@ -327,7 +329,9 @@ inline void store_values(float8 sum, __local float4 *scratch, __global float *ac
         float total = dims[i];
         for (int group = 1; group < at->groups; group++)
             total += dims[group * at->lanes * 8 + i];
-        accumulator[first_octet * 8 + i] = total;
+        total = meet_sums(step, total, first, head, first_octet * 8 + i, nodes);
+        if (step->level == RUN_LEVELS)
+            accumulator[first_octet * 8 + i] = total;
     }
     barrier(CLK_LOCAL_MEM_FENCE);
 }
@@ -386,6 +390,55 @@ inline void load_query(__global const Q_ELEM *q, long head_stride, int heads, in
     }
 }
 
+/* What the work-items of a work-group share. */
+typedef struct {
+    __local float4 *query, *scores, *scratch, *scales;
+    __local float *nodes;
+    __local long *k_tiles, *v_tiles;
+    __local int *bad;
+} shared_memory;
+
+/* Split n of a run of `count`, whose partial `partial` is: the heads of one KV head. */
+inline void work_split(__global const Q_ELEM *q, long4 q_view, __global const KV_ELEM *k, long4 k_view,
+                       __global const KV_ELEM *v, long4 v_view, const split *s, int n, int count, int kv_head,
+                       int group, float scale_log2, __global float *partial, const shared_memory *at)
+{
+    int whole = s->count == SPLIT_TOKENS && s->skip == 0 && !*at->bad;
+    value_place place = place_values(s, whole);
+    int stride = PARTIAL_STRIDE(s->head_dim);
+
+    for (int first = 0; first < group; first += 4, partial += 4 * stride) {
+        int first_head = kv_head * group + first, heads = min(4, group - first);
+        load_query(q + first_head * q_view.s2, q_view.s2, heads, s->head_dim, scale_log2, at->query);
+        barrier(CLK_LOCAL_MEM_FENCE);
+        multiply_keys(k, k_view, s, at->k_tiles, at->query, at->scores, at->scratch);
+        octet ahead[VALUE_TOKENS];
+        read_values(ahead, v, v_view, s, at->v_tiles, &place, 0, place.lane);
+        barrier(CLK_LOCAL_MEM_FENCE);
+        float4 maximum = mask_scores(s, whole, at->v_tiles, at->scores, at->scratch, first_head);
+        barrier(CLK_LOCAL_MEM_FENCE);
+        maximum = reduce_max(maximum, at->scratch);
+        float4 sum = reduce_sum(weigh_scores(at->scores, maximum), at->scratch);
+
+        run_step step = meet_nodes(n, n + 1 == count, first, &maximum, &sum, at->scales);
+        if (step.level == RUN_LEVELS)
+            store_sums(maximum, sum, partial, stride, heads, s->head_dim);
+        else
+            keep_scales(&step, first, maximum, sum, at->scales);
+        for (int pass = 0; pass < s->octets; pass += place.lanes) {
+            float8 sums[4] = {0.0f, 0.0f, 0.0f, 0.0f};
+            if (pass > 0)
+                read_values(ahead, v, v_view, s, at->v_tiles, &place, 0, pass + place.lane);
+            add_values(sums, ahead, v, v_view, s, &place, at->v_tiles, at->scores, pass + place.lane);
+#pragma unroll
+            for (int head = 0; head < 4; head++)
+                if (head < heads)
+                    store_values(sums[head], at->scratch, partial + head * stride, &place, pass, s->head_dim, &step,
+                                 first, head, at->nodes);
+        }
+    }
+}
+
 /* slots: where the step's slots lie in meta, negative where nothing is appended; that of the first row. The work-group
  * that has a row's last split writes the row's new key and value before it reads: no other row reads their block
  * (lib/attention/fuse.c). */
@@ -395,56 +448,31 @@ kvl_decode(__global const Q_ELEM *q, long4 q_view, __global KV_ELEM *k, long4 k_
            int4 shape, int4 work, float scale_log2, __global const uchar *k_source, long4 k_source_view,
            __global const uchar *v_source, long4 v_source_view, long2 slots)
 {
-    __local float4 query[DIM_CAPACITY], scores[SPLIT_TOKENS], scratch[SCRATCH];
+    __local float4 query[DIM_CAPACITY], scores[SPLIT_TOKENS], scratch[SCRATCH], scales[RUN_SCALES];
+    __local float nodes[RUN_SUMS];
     __local long k_tiles[MAX_TILES], v_tiles[MAX_TILES];
     __local int bad;
-    __global const int *item = meta + work.s1 + (int)get_group_id(0) * SPLIT_INTS;
-    __global const int *row = meta + work.s0 + item[SPLIT_ROW] * ROW_INTS;
-    int kv_head = (int)get_group_id(1), group = SHAPE_GROUP(shape);
-    split s = make_split(row, item[SPLIT_INDEX], SHAPE_BLOCK_SIZE(shape), SHAPE_HEAD_DIM(shape));
+    const shared_memory at = {query, scores, scratch, scales, nodes, k_tiles, v_tiles, &bad};
+    __global const int *item = meta + work.s1 + (int)get_group_id(0) * RUN_INTS;
+    __global const int *row = meta + work.s0 + item[RUN_ROW] * ROW_INTS;
+    int kv_head = (int)get_group_id(1), group = SHAPE_GROUP(shape), run = item[RUN_INDEX];
+    int first = run * item[RUN_SPLITS], count = clamp(splits_of_row(row) - first, 0, item[RUN_SPLITS]);
+    __global float *partial = partials + ((long)(row[ROW_PARTIAL] + run) * shape.s0 + kv_head * group) *
+                                             PARTIAL_STRIDE(SHAPE_HEAD_DIM(shape));
+    q += q_view.s0 + (long)row[ROW_Q_TOKEN] * q_view.s1;
 #if KV_PAGED
-    if (slots.s0 >= 0 && s.count > 0 && s.begin + s.count == row[ROW_VISIBLE]) {
+    if (slots.s0 >= 0 && row[ROW_VISIBLE] > 0 && first + count == splits_of_row(row)) {
         const append_work to = make_append_work(k_source, k_source_view, v_source, v_source_view, k, k_view, v, v_view,
                                                 shape, work.s3);
         append_row(&to, row[ROW_Q_TOKEN], kv_head, ((__global const long *)(meta + slots.s0))[row[ROW_Q_TOKEN]]);
     }
 #endif
-    find_tiles(table, row[ROW_TABLE], &s, work.s3, k_view, v_view, kv_head, k_tiles, v_tiles, &bad);
-    barrier(CLK_LOCAL_MEM_FENCE | CLK_GLOBAL_MEM_FENCE);
-    int whole = s.count == SPLIT_TOKENS && s.skip == 0 && !bad;
-    value_place at = place_values(&s, whole);
-    int stride = PARTIAL_STRIDE(s.head_dim);
 
-    for (int first = 0; first < group; first += 4) {
-        int first_head = kv_head * group + first, heads = min(4, group - first);
-        load_query(q + q_view.s0 + (long)row[ROW_Q_TOKEN] * q_view.s1 + first_head * q_view.s2, q_view.s2, heads,
-                   s.head_dim, scale_log2, query);
-        barrier(CLK_LOCAL_MEM_FENCE);
-        multiply_keys(k, k_view, &s, k_tiles, query, scores, scratch);
-        octet ahead[VALUE_TOKENS];
-        read_values(ahead, v, v_view, &s, v_tiles, &at, 0, at.lane);
-        barrier(CLK_LOCAL_MEM_FENCE);
-        float4 maximum = mask_scores(&s, whole, v_tiles, scores, scratch, first_head);
-        barrier(CLK_LOCAL_MEM_FENCE);
-        maximum = reduce_max(maximum, scratch);
-        float4 sum = reduce_sum(weigh_scores(scores, maximum), scratch);
-
-        __global float *partial =
-            partials + ((long)(row[ROW_PARTIAL] + item[SPLIT_INDEX]) * shape.s0 + first_head) * stride;
-        store_sums(maximum, sum, partial, stride, heads, s.head_dim);
-        for (int pass = 0; pass < s.octets; pass += at.lanes) {
-            float8 sums[4] = {0.0f, 0.0f, 0.0f, 0.0f};
-            if (pass > 0)
-                read_values(ahead, v, v_view, &s, v_tiles, &at, 0, pass + at.lane);
-            add_values(sums, ahead, v, v_view, &s, &at, v_tiles, scores, pass + at.lane);
-            store_values(sums[0], scratch, partial, &at, pass, s.head_dim);
-            if (heads > 1)
-                store_values(sums[1], scratch, partial + stride, &at, pass, s.head_dim);
-            if (heads > 2)
-                store_values(sums[2], scratch, partial + 2 * stride, &at, pass, s.head_dim);
-            if (heads > 3)
-                store_values(sums[3], scratch, partial + 3 * stride, &at, pass, s.head_dim);
-        }
+    for (int n = 0; n < count; n++) {
+        split s = make_split(row, first + n, SHAPE_BLOCK_SIZE(shape), SHAPE_HEAD_DIM(shape));
+        find_tiles(table, row[ROW_TABLE], &s, work.s3, k_view, v_view, kv_head, k_tiles, v_tiles, &bad);
+        barrier(CLK_LOCAL_MEM_FENCE | CLK_GLOBAL_MEM_FENCE);
+        work_split(q, q_view, k, k_view, v, v_view, &s, n, count, kv_head, group, scale_log2, partial, &at);
     }
 }
 
@@ -472,7 +500,7 @@ kvl_fold(__global const float *partials, __global const int *meta, __global OUT_
     int head_dim = SHAPE_HEAD_DIM(shape);
     int head = (int)get_group_id(0) % num_heads, id = (int)get_local_id(0);
     __global const int *row = meta + work.s0 + (int)get_group_id(0) / num_heads * ROW_INTS;
-    int count = splits_of_row(row);
+    int count = (splits_of_row(row) + work.s2 - 1) / work.s2;
     int stride = PARTIAL_STRIDE(head_dim);
     partials += ((long)row[ROW_PARTIAL] * num_heads + head) * stride;
     out += out_view.s0 + (long)row[ROW_Q_TOKEN] * out_view.s1 + head * out_view.s2;

@@ -115,8 +115,7 @@ static kvleaf_status make_kernels(kvl_engine *engine)
     } wanted[] = {
         {engine->chosen[KVL_APPEND].program, "kvl_append", &engine->append},
         {engine->chosen[KVL_DECODE].program, "kvl_decode", &engine->decode},
-        {engine->chosen[KVL_DECODE].variant->longest_run ? NULL : engine->chosen[KVL_DECODE].program, "kvl_fold",
-         &engine->fold},
+        {kvl_folds_itself(engine) ? NULL : engine->chosen[KVL_DECODE].program, "kvl_fold", &engine->fold},
         {engine->chosen[KVL_PREFILL].program, "kvl_prefill", &engine->prefill},
         {engine->chosen[KVL_GATHER].program, "kvl_gather", &engine->gather},
         {engine->chosen[KVL_MERGE].program, "kvl_merge", &engine->merge},
@@ -147,8 +146,7 @@ static kvleaf_status make_counter(kvl_engine *engine, int64_t ints, cl_mem *out)
 /* Two for the work queue; where the kernel folds, one for each row and KV head as well. */
 static int64_t decode_counters(const kvl_engine *engine)
 {
-    bool folds = engine->chosen[KVL_DECODE].variant->longest_run != NULL;
-    return MIN_COUNTERS + (folds ? engine->capacity.rows * engine->params.geometry.num_kv_heads : 0);
+    return MIN_COUNTERS + (kvl_folds_itself(engine) ? engine->capacity.rows * engine->params.geometry.num_kv_heads : 0);
 }
 
 static kvleaf_status make_buffers(kvl_engine *engine)

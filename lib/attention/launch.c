@@ -154,7 +154,7 @@ static kvleaf_status run_decode(kvl_engine *engine, const attend_call *call, kvl
 {
     const kvl_schedule *now = &engine->now;
     const kvl_chosen *chosen = &engine->chosen[KVL_DECODE];
-    if (chosen->variant->longest_run)
+    if (kvl_folds_itself(engine))
         return run_folding_decode(engine, call, chain, last);
     size_t group = (size_t)chosen->work_group;
     cl_int4 work = {{now->rows_at, now->splits_at, now->num_splits, now->num_blocks}};
@@ -170,7 +170,7 @@ static kvleaf_status run_decode(kvl_engine *engine, const attend_call *call, kvl
     kvleaf_status status = launch(engine, engine->decode, args, count, global, group, chain, false);
     if (status)
         return status;
-    cl_int4 fold_work = {{now->rows_at, now->num_rows, 0, 0}};
+    cl_int4 fold_work = {{now->rows_at, now->num_rows, now->run_splits, 0}};
     const kvl_arg fold_args[] = {KVL_ARG(engine->partials), KVL_ARG(engine->meta),     KVL_ARG(call->out.memory),
                                  KVL_ARG(call->out.view),   KVL_ARG(call->lse.memory), KVL_ARG(call->lse.view),
                                  KVL_ARG(call->shape),      KVL_ARG(fold_work)};

@@ -17,14 +17,14 @@ static const kvl_variant *variant_of(const kvl_engine *engine)
     return engine->chosen[KVL_DECODE].variant;
 }
 
-static bool folds(const kvl_engine *engine)
+static bool takes_runs(const kvl_engine *engine)
 {
     return variant_of(engine)->longest_run != NULL;
 }
 
 int32_t kvl_rows_item_ints(const kvl_engine *engine)
 {
-    return folds(engine) ? RUN_INTS : SPLIT_INTS;
+    return takes_runs(engine) ? RUN_INTS : SPLIT_INTS;
 }
 
 /* Rows from which a split is shared; 0 = never. */
@@ -243,7 +243,7 @@ void kvl_rows_write(const kvl_engine *engine, const kvl_step *step, int32_t *met
 {
     int32_t *at_row = meta + at->rows_at, partial = 0;
     at->run_splits = 1;
-    if (folds(engine))
+    if (takes_runs(engine))
         kvl_runs_choose(engine, at);
     for (int32_t i = 0; i < at->num_rows; i++, at_row += ROW_INTS) {
         const kvl_row *row = &engine->rows[engine->row_order[i]];
@@ -260,7 +260,7 @@ void kvl_rows_write(const kvl_engine *engine, const kvl_step *step, int32_t *met
     if (at->num_rows)
         memcpy(at->first_row, meta + at->rows_at, sizeof at->first_row);
     int32_t *items = meta + at->splits_at;
-    if (folds(engine))
+    if (takes_runs(engine))
         kvl_runs_write(engine, meta, at);
     else
         at->num_splits = (int32_t)((write_items(engine, at, items) - items) / SPLIT_INTS);

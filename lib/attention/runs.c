@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Runs of splits, for a decode kernel that folds its splits itself: a work-group takes a run of neighbouring splits of
- * one row and KV head from a queue. Long runs leave few partials, short ones even out the work-groups' shares. */
+/* Runs of splits, for a decode kernel that folds neighbouring splits: a work-group takes a run of them, of one row and
+ * KV head. Long runs leave few partials, short ones even out the work-groups' shares. */
 #include "attention/state.h"
 
 #include "common/plan.h"
@@ -40,8 +40,10 @@ static int64_t cost(const run_counts *counts, int level, int64_t heads, int64_t 
 
 void kvl_runs_choose(const kvl_engine *engine, kvl_schedule *at)
 {
-    int64_t units = engine->device->caps.compute_units, heads = engine->params.geometry.num_kv_heads, least = INT64_MAX;
-    int32_t longest = engine->chosen[KVL_DECODE].variant->longest_run(&engine->params.geometry);
+    const kvl_variant *variant = engine->chosen[KVL_DECODE].variant;
+    int64_t heads = engine->params.geometry.num_kv_heads, least = INT64_MAX;
+    int64_t units = (int64_t)engine->device->caps.compute_units * (variant->unit_groups ? variant->unit_groups : 1);
+    int32_t longest = variant->longest_run(&engine->params.geometry);
     run_counts counts = {0};
     int chosen = 0;
     for (int32_t i = 0; i < at->num_rows; i++)
@@ -74,7 +76,7 @@ void kvl_runs_write(const kvl_engine *engine, int32_t *meta, const kvl_schedule 
         int32_t left = engine->rows[engine->row_order[i]].splits, run = at->run_splits;
         for (int32_t index = 0; left > 0; index++, left -= run) {
             const int32_t fields[RUN_INTS] = {
-                i, index, row[ROW_Q_TOKEN], row[ROW_VISIBLE], row[ROW_TABLE], row[ROW_PARTIAL], row[ROW_FIRST], 0};
+                i, index, row[ROW_Q_TOKEN], row[ROW_VISIBLE], row[ROW_TABLE], row[ROW_PARTIAL], row[ROW_FIRST], run};
             memcpy(meta + at->splits_at + RUN_INTS * next[left < run ? left : run]++, fields, sizeof fields);
         }
     }

@@ -16,7 +16,7 @@ typedef struct kvl_schedule {
     kvl_counts counts;
     int32_t num_rows, num_splits, num_entries, num_items, num_claims, num_seqs, num_resolve;
     int32_t total_q, total_k, num_blocks;
-    int32_t run_splits; /* splits of a decode item: 1, or more where the variant folds them itself */
+    int32_t run_splits; /* splits of a decode item: 1, or more where the variant takes runs */
     int32_t first_run[KVL_LONGEST_RUN + 1]; /* of those of each length, the longest first */
     bool even_runs;                         /* all are of one length */
     int32_t first_row[5]; /* of the decode family, as plan.h has it; a step of one row brings it as an argument */
@@ -90,6 +90,13 @@ static inline int32_t *kvl_put_resolve(int32_t *record, int32_t target, int32_t 
     record[1] = seq;
     record[2] = subtract;
     return record + KVL_RESOLVE_INTS;
+}
+
+/* Whether decode is one launch: its kernel folds all of a row's splits. */
+static inline bool kvl_folds_itself(const kvl_engine *engine)
+{
+    const kvl_variant *variant = engine->chosen[KVL_DECODE].variant;
+    return variant->longest_run && !variant->kernels[1];
 }
 
 /* Ints of a piece of decode work, by the variant. */

@@ -149,6 +149,19 @@ static int32_t hopper_long_run(const kvl_geometry *geometry)
     return run < 8 ? run : 8;
 }
 
+/* Where the nodes of the tree take at most 8 KiB of local memory; longer runs leave the compute units uneven. */
+static int32_t portable_run(const kvl_geometry *geometry)
+{
+    return geometry->num_heads / geometry->num_kv_heads * geometry->head_dim <= 1024 ? 4 : 1;
+}
+
+/* The program doesn't know the geometry. */
+static int32_t one_split(const kvl_geometry *geometry)
+{
+    (void)geometry;
+    return 1;
+}
+
 /* By the query heads that a piece has room for: MOST_PIECE_HEADS in cpu/decode.cl, and its tiles of a group. */
 static int32_t cpu_pairs(const kvl_geometry *geometry)
 {
@@ -190,6 +203,7 @@ static const kvl_variant decode_table[] = {
      .windows = true,
      .work_group = 128,
      .split_tokens = 256,
+     .longest_run = one_split,
      .appends = true},
     {.family = "decode",
      .name = "portable_fixed",
@@ -200,6 +214,8 @@ static const kvl_variant decode_table[] = {
      .windows = true,
      .work_group = 128,
      .split_tokens = 256,
+     .longest_run = portable_run,
+     .unit_groups = 4,
      .appends = true},
     {.family = "decode",
      .name = "portable_vector",
@@ -211,6 +227,8 @@ static const kvl_variant decode_table[] = {
      .windows = true,
      .work_group = 128,
      .split_tokens = 256,
+     .longest_run = portable_run,
+     .unit_groups = 4,
      .appends = true},
     {.family = "decode",
      .name = "nvidia",

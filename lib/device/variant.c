@@ -24,6 +24,8 @@ static void format_options(const kvl_variant *variant, const kvl_geometry *geome
     kvl_text_format(out, " -DWORK_GROUP=%d", (int)work_group);
     if (variant->split_tokens)
         kvl_text_format(out, " -DSPLIT_TOKENS=%d", (int)variant->split_tokens);
+    if (variant->longest_run)
+        kvl_text_format(out, " -DLONGEST_RUN=%d", (int)variant->longest_run(geometry));
     if (variant->item_tokens)
         kvl_text_format(out, " -DITEM_TOKENS=%d", (int)variant->item_tokens);
     if (variant->tile_rows)
