@@ -17,8 +17,8 @@ struct serving_compute {
 #ifdef KVLEAF_BENCH_MODEL
     compute device;
     model model;
-    int32_t *tokens; /* [max_rows] */
-    float *logits;   /* [max_logits][vocab] */
+    int32_t *tokens;  /* [max_rows] */
+    model_best *best; /* [max_logits] */
 #endif
 };
 
@@ -57,8 +57,8 @@ static int make_model(serving_compute *c, int max_rows, int max_logits)
     }
     const model_config *config = &c->model.config;
     c->tokens = calloc((size_t)max_rows, sizeof(*c->tokens));
-    c->logits = calloc((size_t)max_logits * (size_t)config->vocab_size, sizeof(*c->logits));
-    if (!c->tokens || !c->logits) {
+    c->best = calloc((size_t)max_logits, sizeof(*c->best));
+    if (!c->tokens || !c->best) {
         fprintf(stderr, "kvleaf-bench: no memory for %d logits\n", max_logits);
         return CLI_FAILED;
     }
@@ -114,7 +114,7 @@ void serving_compute_destroy(serving_compute *c)
         compute_destroy(&c->device);
     }
     free(c->tokens);
-    free(c->logits);
+    free(c->best);
 #endif
     free(c);
 }
@@ -179,7 +179,7 @@ int serving_compute_run(serving_compute *c, const serving_step *step)
                               .num_logits = step->num_logits,
                               .logit_rows = step->logit_rows};
     failure error;
-    if (model_forward(&c->model, step->plan, &whole, &error) && model_read_logits(&c->model, &whole, c->logits, &error))
+    if (model_forward(&c->model, step->plan, &whole, &error) && model_read_best(&c->model, &whole, c->best, &error))
         return CLI_OK;
     fprintf(stderr, "kvleaf-bench: %s\n", error.message);
 #endif

@@ -31,11 +31,9 @@ static bool make_kernels(compute *c, failure *error)
     const struct {
         const char *name;
         cl_kernel *kernel;
-    } rows[] = {{"load_weight", &c->load_weight},
-                {"embed", &c->embed},
-                {"rms_norm", &c->rms_norm},
-                {"rope", &c->rope},
-                {"silu_mul", &c->silu_mul}};
+    } rows[] = {{"load_weight", &c->load_weight}, {"embed", &c->embed},
+                {"rms_norm", &c->rms_norm},       {"rope", &c->rope},
+                {"silu_mul", &c->silu_mul},       {"best_token", &c->best_token}};
     cl_int status;
 
     for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
@@ -66,7 +64,7 @@ bool compute_create(compute *c, kvleaf_device *device, const char *clblast_param
 
 void compute_destroy(compute *c)
 {
-    cl_kernel kernels[] = {c->load_weight, c->embed, c->rms_norm, c->rope, c->silu_mul};
+    cl_kernel kernels[] = {c->load_weight, c->embed, c->rms_norm, c->rope, c->silu_mul, c->best_token};
 
     for (size_t i = 0; i < sizeof kernels / sizeof *kernels; i++)
         if (kernels[i] != NULL)

@@ -20,8 +20,8 @@ typedef struct compute {
     cl_device_id id;
     cl_command_queue queue;
     cl_program program;
-    cl_kernel load_weight, embed, rms_norm, rope, silu_mul;
-    size_t group;   /* work-items a row of rms_norm */
+    cl_kernel load_weight, embed, rms_norm, rope, silu_mul, best_token;
+    size_t group;   /* work-items a row of rms_norm and best_token */
     cl_mem scratch; /* of products; as large as the largest so far needed */
 } compute;
 

@@ -58,7 +58,7 @@ static bool make_buffers(model *m, failure *error)
         {rows * 2 * middle * word, &m->gate_up}, {rows * middle * word, &m->gated},
         {last * hidden * word, &m->last},        {last * (size_t)config->vocab_size * word, &m->logits},
         {rows * sizeof(int32_t), &m->tokens},    {rows * sizeof(int32_t), &m->positions},
-        {last * sizeof(int32_t), &m->picked},
+        {last * sizeof(int32_t), &m->picked},    {last * sizeof(model_best), &m->best},
     };
 
     for (size_t i = 0; i < sizeof buffers / sizeof *buffers; i++)
@@ -96,8 +96,8 @@ bool model_create(model *m, compute *c, const char *dir, int32_t max_rows, int32
 
 void model_destroy(model *m)
 {
-    cl_mem buffers[] = {m->hidden, m->normed, m->qkv,        m->attention, m->gate_up,   m->gated,
-                        m->last,   m->logits, m->rope_table, m->tokens,    m->positions, m->picked};
+    cl_mem buffers[] = {m->hidden, m->normed,     m->qkv,    m->attention, m->gate_up, m->gated, m->last,
+                        m->logits, m->rope_table, m->tokens, m->positions, m->picked,  m->best};
 
     for (size_t i = 0; i < sizeof buffers / sizeof *buffers; i++)
         if (buffers[i] != NULL)
@@ -212,4 +212,19 @@ bool model_read_logits(model *m, const model_step *step, float *logits, failure 
                         : clEnqueueReadBuffer(m->compute->queue, m->logits, CL_TRUE, 0, bytes, logits, 0, NULL, NULL);
 
     return status == CL_SUCCESS || fail_opencl(error, "reading the logits", status);
+}
+
+bool model_read_best(model *m, const model_step *step, model_best *best, failure *error)
+{
+    int vocab = m->config.vocab_size;
+    size_t local = m->compute->group, global[2] = {(size_t)step->num_logits * local, 1};
+    size_t bytes = (size_t)step->num_logits * sizeof *best;
+    const kernel_arg args[] = {ARG(m->logits), ARG(vocab), ARG(m->best)};
+
+    if (step->num_logits == 0)
+        return model_read_logits(m, step, NULL, error);
+    if (!compute_run(m->compute, m->compute->best_token, "best_token", args, 3, global, &local, error))
+        return false;
+    cl_int status = clEnqueueReadBuffer(m->compute->queue, m->best, CL_TRUE, 0, bytes, best, 0, NULL, NULL);
+    return status == CL_SUCCESS || fail_opencl(error, "reading the best tokens", status);
 }

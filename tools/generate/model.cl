@@ -132,3 +132,68 @@ __kernel void silu_mul(__global const float *gate_up, int n, __global float *out
 
     out[(ulong)row * n + i] = gate / (1.0f + exp(-gate)) * up;
 }
+
+#define NOT_FINITE(x) (!(fabs(x) <= FLT_MAX))
+
+/* The lowest place of x[n] that holds `wanted`, or whose value is not finite; n where there is none. */
+int lowest_place(__global const float *x, int n, float wanted, int not_finite, int lane)
+{
+    int lowest = n;
+
+    for (int i = lane; i < n; i += GROUP)
+        if (not_finite ? NOT_FINITE(x[i]) : x[i] == wanted)
+            lowest = min(lowest, i);
+    return lowest;
+}
+
+/* found[row] = the token of the largest logit, the lowest where several have it; the lowest token whose logit is not
+ * finite, or -1, and that logit's bits. One work-group of GROUP a row. */
+__kernel __attribute__((reqd_work_group_size(GROUP, 1, 1)))
+void best_token(__global const float *logits, int vocab, __global int *found)
+{
+    int row = get_group_id(0);
+    int lane = get_local_id(0);
+    __global const float *x = logits + (ulong)row * vocab;
+    int whole = vocab / 8;
+    float8 largest = (float8)(-INFINITY);
+    int8 odd = (int8)(0);
+
+    for (int i = lane; i < whole; i += GROUP) {
+        float8 v = vload8(i, x);
+        largest = fmax(largest, v);
+        odd |= NOT_FINITE(v);
+    }
+    for (int i = whole * 8 + lane; i < vocab; i += GROUP) {
+        largest.s0 = fmax(largest.s0, x[i]);
+        odd.s0 |= NOT_FINITE(x[i]);
+    }
+    float4 four = fmax(largest.lo, largest.hi);
+    float best = fmax(fmax(four.s0, four.s1), fmax(four.s2, four.s3));
+    int broken = any(odd != 0);
+
+#if GROUP > 1
+    __local float bests[GROUP];
+    __local int places[GROUP];
+    bests[lane] = best;
+    places[lane] = broken;
+    barrier(CLK_LOCAL_MEM_FENCE);
+    for (int i = 0; i < GROUP; i++) {
+        best = fmax(best, bests[i]);
+        broken |= places[i];
+    }
+    barrier(CLK_LOCAL_MEM_FENCE);
+    places[lane] = lowest_place(x, vocab, best, broken, lane);
+    barrier(CLK_LOCAL_MEM_FENCE);
+    int place = vocab;
+    for (int i = 0; i < GROUP; i++)
+        place = min(place, places[i]);
+#else
+    int place = lowest_place(x, vocab, best, broken, lane);
+#endif
+
+    if (lane == 0) {
+        found[3 * row] = broken ? 0 : place;
+        found[3 * row + 1] = broken ? place : -1;
+        found[3 * row + 2] = broken ? as_int(x[place]) : 0;
+    }
+}

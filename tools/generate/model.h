@@ -35,6 +35,7 @@ typedef struct model {
     cl_mem gate_up, gated;
     cl_mem last, logits; /* [max_logits][hidden], [max_logits][vocab] */
     cl_mem tokens, positions, picked, rope_table;
+    cl_mem best; /* [max_logits] model_best */
 } model;
 
 /* Reads config.json and model.safetensors of the folder `dir` to the device, for steps of up to
@@ -54,6 +55,16 @@ typedef struct model_step {
 bool model_forward(model *m, kvleaf_plan *plan, const model_step *step, failure *error);
 /* Waits for the step and reads its logits, [num_logits][vocab]. */
 bool model_read_logits(model *m, const model_step *step, float *logits, failure *error);
+
+/* What best_token of model.cl finds in a row of logits. */
+typedef struct model_best {
+    cl_int token;   /* of the largest logit, the lowest where several have it */
+    cl_int broken;  /* the first whose logit is not finite, or -1 */
+    cl_float value; /* of that logit */
+} model_best;
+
+/* Waits for the step and reads what greedy decoding needs of its logits, [num_logits]. */
+bool model_read_best(model *m, const model_step *step, model_best *best, failure *error);
 
 /* weights.c */
 bool model_weights_read(model_weights *w, compute *c, const model_config *config, const char *dir, failure *error);

@@ -108,7 +108,13 @@ static bool end_sample(scheduler *s, request *r, int32_t index, const char *reas
     return admission_end_sample(s, r, index);
 }
 
-static bool take_token(scheduler *s, request *r, int32_t index, const float *logits)
+/* What is known of the next token after a row. */
+typedef struct row_result {
+    const float *logits; /* [vocab], or NULL: the best is all that is needed */
+    int32_t best;
+} row_result;
+
+static bool take_token(scheduler *s, request *r, int32_t index, const row_result *row)
 {
     int32_t vocab = s->m->config.vocab_size, token;
     sample *at = &r->samples[index];
@@ -117,10 +123,10 @@ static bool take_token(scheduler *s, request *r, int32_t index, const float *log
     if (at->cancelled)
         return admission_end_sample(s, r, index);
     if (r->teacher != NULL) {
-        sampler_best(logits, vocab, r->reports[step].best, REPORTED);
+        sampler_best(row->logits, vocab, r->reports[step].best, REPORTED);
         token = r->teacher[step];
     } else {
-        token = sampler_next(&at->sampler, logits, vocab, s->scratch);
+        token = row->logits ? sampler_next(&at->sampler, row->logits, vocab, s->scratch) : row->best;
     }
     at->tokens[at->length++] = token;
     s->totals->generated++;
@@ -140,30 +146,76 @@ static bool finish(scheduler *s, request *r)
 }
 
 /* The samples that a row of logits is for take their tokens: the row's own, or, of a request's first row, all. */
-static bool take_tokens(scheduler *s, request *r, int32_t index, const float *logits)
+static bool take_tokens(scheduler *s, request *r, int32_t index, const row_result *row)
 {
     int32_t first = r->split ? index : 0, end = r->split ? index + 1 : r->width;
 
     r->split = true;
     for (int32_t i = first; i < end; i++)
-        if (!r->samples[i].done && !take_token(s, r, i, logits))
+        if (!r->samples[i].done && !take_token(s, r, i, row))
             return false;
     return true;
 }
 
-static bool take_logits(scheduler *s, const step_member *member, const float *logits)
+static bool take_row(scheduler *s, const step_member *member, const row_result *row)
 {
     request *r = member->request;
-    int32_t vocab = s->m->config.vocab_size;
     bool over = false;
 
-    for (int32_t token = 0; token < vocab; token++)
-        if (!isfinite(logits[token]))
-            return fail(s->error, "KVLEAF_DEVICE", "the logit of token %d after %d tokens of request %s is %g",
-                        (int)token, (int)r->samples[member->index].length, r->id, (double)logits[token]);
-    if (r->beam ? !beam_take(s, r, member->index, logits, &over) : !take_tokens(s, r, member->index, logits))
+    if (r->beam ? !beam_take(s, r, member->index, row->logits, &over) : !take_tokens(s, r, member->index, row))
         return false;
     return (!over && !all_done(r)) || finish(s, r);
+}
+
+static bool fail_logit(scheduler *s, const step_member *member, int32_t token, double value)
+{
+    const request *r = member->request;
+
+    return fail(s->error, "KVLEAF_DEVICE", "the logit of token %d after %d tokens of request %s is %g", (int)token,
+                (int)r->samples[member->index].length, r->id, value);
+}
+
+/* Whether the best tokens are all that the step's rows are for: then the device finds them, and no logits are read. */
+static bool step_is_greedy(const scheduler *s)
+{
+    for (int32_t i = 0; i < s->step.num_logits; i++) {
+        const step_member *member = &s->logit_members[i];
+        const request *r = member->request;
+        if (r->beam || r->teacher != NULL || r->samples[member->index].sampler.temperature != 0)
+            return false;
+    }
+    return true;
+}
+
+static bool take_best(scheduler *s)
+{
+    if (!model_read_best(s->m, &s->step, s->best, s->error))
+        return false;
+    for (int32_t i = 0; i < s->step.num_logits; i++) {
+        const row_result row = {NULL, s->best[i].token};
+        if (s->best[i].broken >= 0)
+            return fail_logit(s, &s->logit_members[i], s->best[i].broken, s->best[i].value);
+        if (!take_row(s, &s->logit_members[i], &row))
+            return false;
+    }
+    return true;
+}
+
+static bool take_logits(scheduler *s)
+{
+    int32_t vocab = s->m->config.vocab_size;
+
+    if (!model_read_logits(s->m, &s->step, s->logits, s->error))
+        return false;
+    for (int32_t i = 0; i < s->step.num_logits; i++) {
+        const row_result row = {s->logits + (size_t)i * (size_t)vocab, -1};
+        for (int32_t token = 0; token < vocab; token++)
+            if (!isfinite(row.logits[token]))
+                return fail_logit(s, &s->logit_members[i], token, row.logits[token]);
+        if (!take_row(s, &s->logit_members[i], &row))
+            return false;
+    }
+    return true;
 }
 
 static void count_rows(scheduler *s)
@@ -194,12 +246,7 @@ static bool run_step(scheduler *s)
     if (kvleaf_plan_commit(s->plan, NULL) != KVLEAF_OK)
         return fail_kvleaf(s->error, "kvleaf_plan_commit");
     count_rows(s);
-    if (!model_read_logits(s->m, &s->step, s->logits, s->error))
-        return false;
-    for (int32_t i = 0; i < s->step.num_logits; i++)
-        if (!take_logits(s, &s->logit_members[i], s->logits + (size_t)i * (size_t)s->m->config.vocab_size))
-            return false;
-    return true;
+    return step_is_greedy(s) ? take_best(s) : take_logits(s);
 }
 
 /* ------------------------------------------------------------------------------- the loop */
@@ -357,9 +404,10 @@ bool scheduler_run(input *in, model *m, kvleaf_cache *cache, kvleaf_plan *plan, 
     s.logit_rows = calloc(batch, sizeof *s.logit_rows);
     s.logit_members = calloc(batch, sizeof *s.logit_members);
     s.logits = calloc(batch * vocab, sizeof *s.logits);
+    s.best = calloc(batch, sizeof *s.best);
     s.scratch = calloc(vocab, sizeof *s.scratch);
     bool right = s.running && s.entries && s.members && s.tokens && s.positions && s.logit_rows && s.logit_members &&
-                 s.logits && s.scratch;
+                 s.logits && s.best && s.scratch;
     right = right ? run_all(&s) : fail(error, "KVLEAF_NO_MEMORY", "no host memory for a batch of %d", (int)batch);
     s.error = &ignored; /* the first failure counts */
     release_all(&s);
@@ -371,6 +419,7 @@ bool scheduler_run(input *in, model *m, kvleaf_cache *cache, kvleaf_plan *plan, 
     free(s.logit_rows);
     free(s.logit_members);
     free(s.logits);
+    free(s.best);
     free(s.scratch);
     return right;
 }

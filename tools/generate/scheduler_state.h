@@ -36,6 +36,7 @@ typedef struct scheduler {
     step_member *logit_members;  /* [max_batch] */
     model_step step;
     float *logits;      /* [max_batch][vocab] */
+    model_best *best;   /* [max_batch] in their place, where all rows of the step are greedy */
     candidate *scratch; /* [vocab] */
     time_t last_progress;
 } scheduler;
