@@ -69,6 +69,9 @@
 #define PARTIAL_L(head_dim) (PARTIAL_M(head_dim) + 1)
 #define PARTIAL_STRIDE(head_dim) (PARTIAL_M(head_dim) + 16)
 
+/* Counters of a row and KV head, for a kernel that folds its splits itself: one a warp. */
+#define FOLD_COUNTERS 8
+
 /* Values of -DQ_DTYPE, -DKV_DTYPE, -DOUT_DTYPE (enum kvleaf_dtype) and -DKV_LAYOUT (enum kvleaf_layout). */
 #define DTYPE_F16 0
 #define DTYPE_BF16 1

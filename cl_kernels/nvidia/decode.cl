@@ -2,16 +2,16 @@
 #line 3 "cl_kernels/nvidia/decode.cl"
 /* Paged decode for NVIDIA GPUs from compute capability 9.0: one launch, tensor cores, bulk copies. Seen on H200.
  *
- * A task is a run of up to run_splits consecutive 256-key splits of one (row, KV head). A work-group is eight streaming
- * warps and a ninth that takes tasks from a counter and publishes each with its block ids, one ahead. (Three more make
- * its warpgroup whole, which gives its registers to the others.) A streaming
- * warp works two 16-key units of every split on its own: a ring of bulk copies brings them, and runs on from task to
- * task. K is the matrix product's A operand (16 keys), the query heads of the group are its columns; V transposed on
- * load is A again.
+ * A task is a run of up to run_splits consecutive splits of one (row, KV head). A work-group is eight streaming warps
+ * and a ninth that takes tasks from a counter, writes the tokens that the step appends, and publishes each task with
+ * its block ids, one ahead. (Three more make its warpgroup whole, which gives its registers to the others.) A
+ * streaming warp works its 16-key units of every split on its own: a ring of bulk copies brings them, and runs on from
+ * task to task. K is the matrix product's A operand (16 keys), the query heads of the group are its columns; V
+ * transposed on load is A again.
  *
  * Partials of the warps are combined a split at a time, splits and runs in one fixed binary tree, so neither the
- * length of a run, nor the grid, nor the timing changes a bit. The work-group that counts last in a row folds the
- * row's runs.
+ * length of a run, nor the grid, nor the timing changes a bit. Each warp counts a row's runs for itself, and the one
+ * that counts last folds its outputs of them.
  *
  * Layout: swizzle8. Local memory beyond 48 KiB comes by the edit of lib/device/ptx.c. */
 #include "nvidia/decode_runs.clh"
@@ -21,42 +21,40 @@
 typedef struct consumer {
     uint base, warp, lane;
     uint ring, barriers; /* of this warp */
-    uint stage, phase;
+    uint phase;          /* of the barriers of the split's first stages */
     uint buffer;         /* of warp outputs */
     const sides *kv;
     const tables *all;
 } consumer;
 
-/* Waits for the next item and returns where it lies. */
-inline uint next_item(const consumer *c)
+/* Waits for an item of the split and returns where it lies. */
+inline uint await_item(const consumer *c, int item)
 {
-    barrier_wait(c->barriers + 8 * c->stage, c->phase);
-    return c->ring + c->stage * ITEM_BYTES;
+    barrier_wait(c->barriers + 8 * (item % STAGES), (c->phase + item / STAGES) & 1u);
+    return c->ring + item % STAGES * ITEM_BYTES;
 }
 
-/* Gives the item's stage back and lets the stream use it. */
-inline void item_done(consumer *c, stream *s)
+/* Gives the item's stage back, which the stream uses for the item STAGES after it. */
+inline void item_done(const consumer *c, int item, stream *s)
 {
+    const int next = (item + STAGES) % ITEMS;
     warp_sync();
-    advance(s, c->kv, c->all, c->base, c->warp, c->lane);
-    if (++c->stage == STAGES) {
-        c->stage = 0;
-        c->phase ^= 1u;
-    }
+    copy_item(s, next, c->ring, c->barriers);
+    if (next == ITEMS - 1)
+        next_split(s, c->kv, c->all, c->base, c->warp, c->lane);
 }
 
-inline void multiply_keys(scores *x, uint queries[QUERY_PARTS][COLUMNS][2 * STEPS], consumer *c, stream *s)
+inline void multiply_keys(scores *x, uint queries[QUERY_PARTS][COLUMNS][2 * STEPS], const consumer *c, stream *s)
 {
 #pragma unroll
-    for (int first = 0; first < UNITS; first += ITEM_UNITS) {
-        uint item = next_item(c);
-        multiply_key_item(x->x + first, queries, item, c->lane);
-        item_done(c, s);
+    for (int i = 0; i < ITEMS / 2; i++) {
+        multiply_key_item(x->x + i * ITEM_UNITS, queries, await_item(c, i), c->lane);
+        item_done(c, i, s);
     }
 }
 
-inline void multiply_values(float o[COLUMNS][4 * STEPS], const scores *x, int first_key, const task *t, consumer *c,
-                            stream *s)
+inline void multiply_values(float o[COLUMNS][4 * STEPS], const scores *x, int first_key, const task *t,
+                            const consumer *c, stream *s)
 {
 #pragma unroll
     for (int column = 0; column < COLUMNS; column++)
@@ -64,16 +62,17 @@ inline void multiply_values(float o[COLUMNS][4 * STEPS], const scores *x, int fi
         for (int i = 0; i < 4 * STEPS; i++)
             o[column][i] = 0.0f;
 #pragma unroll
-    for (int first = 0; first < UNITS; first += ITEM_UNITS) {
-        uint item = next_item(c);
-        multiply_value_item(o, x->p + first, first_key + first * UNIT, t, item, c->lane);
-        item_done(c, s);
+    for (int i = 0; i < ITEMS / 2; i++) {
+        const int item = ITEMS / 2 + i;
+        multiply_value_item(o, x->p + i * ITEM_UNITS, first_key + i * ITEM_UNITS * UNIT, t, await_item(c, item),
+                            c->lane);
+        item_done(c, item, s);
     }
 }
 
 /* One split of the task: this thread's outputs of it, all warps combined. */
 inline void work_split(folded *sum, uint queries[QUERY_PARTS][COLUMNS][2 * STEPS], const task *t, int split,
-                       float scale_log2, const place *at, consumer *c, stream *s, pending *p)
+                       float scale_log2, const place *at, consumer *c, stream *s)
 {
     scores x;
     float o[COLUMNS][4 * STEPS];
@@ -81,38 +80,47 @@ inline void work_split(folded *sum, uint queries[QUERY_PARTS][COLUMNS][2 * STEPS
     multiply_keys(&x, queries, c, s);
     softmax(&x, first_key, t, scale_log2, c->lane);
     multiply_values(o, &x, first_key, t, c, s);
-    combine_split(sum, &x, o, c->base + AT_OUTPUT, c->base + AT_SUMS, &c->buffer, c->warp, c->lane, at, p);
+    if (TURNS % 2)
+        c->phase ^= 1u;
+    combine_split(sum, &x, o, c->base + AT_OUTPUT, c->base + AT_SUMS, &c->buffer, c->warp, c->lane, at);
 }
 
 /* Takes the work-group's first task and starts its copies; every warp waits for the others before it may need a
  * second. */
-inline void start_stream(stream *s, consumer *c)
+inline void start_stream(task *t, stream *s, const consumer *c, bool appends)
 {
-    s->item = s->stage = s->taken = 0;
-    take(&s->now, c->all, (uint)get_group_id(0));
-    s->items = (uint)(s->now.end_split - s->now.first_split) * ITEMS;
-    uint unit = c->lane / UNITS * (SPLIT / UNIT) + c->warp * UNITS + c->lane % UNITS;
+    uint unit = unit_of_lane(c->warp, c->lane);
+    take(t, c->all, (uint)get_group_id(0));
+    s->taken = 0;
+    s->turn = c->lane;
+    s->left = t->end_split - t->first_split;
+#pragma unroll
     for (int part = 0; part < IDS_PER_UNIT; part++)
-        s->ids[part] = (uint)unit_block(&s->now, c->all, (int)unit, part);
+        place_unit(s, c->kv, (uint)unit_block(t, c->all, (int)unit, part), part, t->kv_head, t->first_split, unit);
     if (c->lane == 0) {
         for (int i = 0; i < STAGES; i++)
-            barrier_init(c->barriers + 8 * i, 1);
+            barrier_init(c->barriers + 8 * i, ITEM_UNITS);
         barrier_init_fence();
     }
+    if (appends && has_newest_key(t) && newest_warp(t) == c->warp)
+        await_first_token();
     warp_sync();
-    const int sure = min(STAGES - 1, ITEMS - 1); /* copies that no task is too short for */
-    for (int i = 0; i < sure; i++)
-        advance(s, c->kv, c->all, c->base, c->warp, c->lane);
+#pragma unroll
+    for (int i = 0; i < STAGES; i++)
+        copy_item(s, i, c->ring, c->barriers);
     EVERYBODY_BARRIER;
-    for (int i = sure; i < STAGES; i++)
-        advance(s, c->kv, c->all, c->base, c->warp, c->lane);
+    if (STAGES == ITEMS)
+        next_split(s, c->kv, c->all, c->base, c->warp, c->lane);
 }
 
+/* slots: where the step's slots lie in meta, negative where nothing is appended; that of the first row. No other row
+ * reads the block that a row's new key and value go to (lib/attention/fuse.c). */
 __attribute__((reqd_work_group_size(THREADS, 1, 1))) __kernel void
-kvl_decode(__global const Q_ELEM *q, long4 q_view, __global const KV_ELEM *k, long4 k_view, __global const KV_ELEM *v,
-           long4 v_view, __global const int *table, __global const int *meta, __global float *partials,
-           __global int *counter, int4 shape, int4 work, float scale_log2, __global OUT_ELEM *out, long4 out_view,
-           __global float *lse, long4 lse_view, int2 runs, int4 first_row)
+kvl_decode(__global const Q_ELEM *q, long4 q_view, __global KV_ELEM *k, long4 k_view, __global KV_ELEM *v, long4 v_view,
+           __global const int *table, __global const int *meta, __global float *partials, __global int *counter,
+           int4 shape, int4 work, float scale_log2, __global OUT_ELEM *out, long4 out_view, __global float *lse,
+           long4 lse_view, int2 runs, int4 first_row, __global const uchar *k_source, long4 k_source_view,
+           __global const uchar *v_source, long4 v_source_view, long2 slots)
 {
     __local uchar memory[48000] __attribute__((aligned(1024)));
     asm volatile("//KVL-LOCAL %0;" ::"n"(LOCAL_BYTES_NEEDED));
@@ -124,9 +132,15 @@ kvl_decode(__global const Q_ELEM *q, long4 q_view, __global const KV_ELEM *k, lo
     init_task_barriers(base, thread);
     if (warp >= WARPS) {
         asm volatile("//KVL setmaxnreg.dec.sync.aligned.u32 40;");
-        EVERYBODY_BARRIER;
-        if (warp == WARPS)
-            publish_tasks(&all, counter, base, thread & 31u);
+        if (warp > WARPS) {
+            EVERYBODY_BARRIER;
+        } else {
+            const new_tokens tokens = {slots.s0 >= 0,
+                                       make_append_work(k_source, k_source_view, v_source, v_source_view, k, k_view, v,
+                                                        v_view, shape, work.s3),
+                                       (__global const long *)(meta + slots.s0), slots.s1};
+            publish_tasks(&all, &tokens, counter, base, thread & 31u);
+        }
     } else {
         asm volatile("//KVL setmaxnreg.inc.sync.aligned.u32 232;");
         consumer c = {.base = base, .warp = warp, .lane = thread & 31u, .ring = base + warp * (STAGES * ITEM_BYTES),
@@ -134,32 +148,40 @@ kvl_decode(__global const Q_ELEM *q, long4 q_view, __global const KV_ELEM *k, lo
         place at = {.head = (thread >> 4) % PAIRS * 2 + (thread & 1u), .first = thread};
         at.there = at.head < GROUP;
         stream s;
-        start_stream(&s, &c);
         task t;
-        take(&t, &all, (uint)get_group_id(0));
+        start_stream(&t, &s, &c, slots.s0 >= 0);
         uint queries[QUERY_PARTS][COLUMNS][2 * STEPS];
         tree levels;
         folded sum;
-        load_queries(queries, q, q_view, &t, c.lane);
         pending p = {.partials = partials, .counts = counter + 2, .num_heads = shape.s0, .kv_heads = shape.s1,
-                     .to = &to, .flag = base + AT_FLAG};
-        for (uint n = 0; t.index < (uint)all.num_tasks; n++) {
+                     .to = &to};
+        task done = {.end_split = 0};
+        for (uint n = 0;; n++) { /* one turn more ends the last task, and one more its row */
+            const bool there = t.index < (uint)all.num_tasks;
+            if (there)
+                load_queries(queries, q, q_view, &t, c.lane);
+            settle(&p, &at);
+            if (done.end_split > 0) {
+                root(&levels, &sum, (uint)(done.end_split - done.first_split));
+                finish_task(&sum, &done, &p, &at);
+            }
+            done = t;
+            if (!there) {
+                done.end_split = 0;
+                if (!p.counted)
+                    break;
+                continue;
+            }
             for (int split = t.first_split; split < t.end_split; split++) {
-                work_split(&sum, queries, &t, split, scale_log2, &at, &c, &s, &p);
+                work_split(&sum, queries, &t, split, scale_log2, &at, &c, &s);
                 push(&levels, &sum, (uint)(split - t.first_split));
             }
-            task next = take_published(base, n, c.lane);
-            if (next.index < (uint)all.num_tasks)
-                load_queries(queries, q, q_view, &next, c.lane);
-            root(&levels, &sum, (uint)(t.end_split - t.first_split));
-            finish_task(&sum, &t, &p, &at);
-            t = next;
+            t = take_published(base, n, c.lane);
         }
-        drain(&p, &at);
     }
     if ((uint)all.num_tasks <= groups)
         return;
     EVERYBODY_BARRIER;
-    if (thread == 0 && atomic_count(counter + 1) == groups - 1)
+    if (thread == 0 && atomic_count_relaxed(counter + 1) == groups - 1)
         counter[0] = counter[1] = 0;
 }

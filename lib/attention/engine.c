@@ -143,10 +143,28 @@ static kvleaf_status make_counter(kvl_engine *engine, int64_t ints, cl_mem *out)
     return error ? kvl_fail_opencl("clCreateBuffer", error) : KVLEAF_OK;
 }
 
-/* Two for the work queue; where the kernel folds, one for each row and KV head as well. */
+/* Two for the work queue; where the kernel folds, FOLD_COUNTERS for each row and KV head as well. */
 static int64_t decode_counters(const kvl_engine *engine)
 {
-    return MIN_COUNTERS + (kvl_folds_itself(engine) ? engine->capacity.rows * engine->params.geometry.num_kv_heads : 0);
+    int64_t heads = engine->params.geometry.num_kv_heads;
+    return MIN_COUNTERS + (kvl_folds_itself(engine) ? engine->capacity.rows * heads * FOLD_COUNTERS : 0);
+}
+
+/* A kernel that folds leaves every partial absent (cl_kernels/nvidia/decode_runs.clh), so they are made so once. */
+static kvleaf_status clear_partials(kvl_engine *engine)
+{
+    const kvleaf_opencl *cl = engine->device->cl;
+    const cl_uint absent = 0xffffffffu;
+    cl_command_queue queue = NULL;
+    kvleaf_status status = kvleaf_device_queue_create(engine->device, &queue);
+    if (status)
+        return status;
+    size_t bytes = (size_t)partials_bytes(engine);
+    cl_int error = cl->EnqueueFillBuffer(queue, engine->partials, &absent, sizeof absent, 0, bytes, 0, NULL, NULL);
+    if (!error)
+        error = cl->Finish(queue);
+    cl->ReleaseCommandQueue(queue);
+    return error ? kvl_fail_opencl("clEnqueueFillBuffer", error) : KVLEAF_OK;
 }
 
 static kvleaf_status make_buffers(kvl_engine *engine)
@@ -159,6 +177,8 @@ static kvleaf_status make_buffers(kvl_engine *engine)
     if (!status && builds(params, KVL_DECODE))
         status = kvl_device_buffer(engine->device, "the workspace of decode (max_decode_keys)", partials_bytes(engine),
                                    &engine->partials);
+    if (!status && builds(params, KVL_DECODE) && kvl_folds_itself(engine))
+        status = clear_partials(engine);
     if (!status)
         status = make_counter(engine, decode_counters(engine), &engine->decode_counter);
     if (!status)

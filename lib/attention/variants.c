@@ -142,7 +142,7 @@ static const char *needs_hopper_heads(const kvleaf_caps *caps, const kvl_geometr
     return geometry->num_heads / geometry->num_kv_heads > 8 ? NULL : "for more than 8 query heads a KV head";
 }
 
-/* The same where a split has 512 keys: a thread holds the block id of one unit, so half as many. */
+/* The same where a split has 512 keys: a thread holds where one unit lies, so half as many. */
 static int32_t hopper_long_run(const kvl_geometry *geometry)
 {
     int32_t run = hopper_run(geometry);
@@ -236,24 +236,28 @@ static const kvl_variant decode_table[] = {
      .kernels = {"kvl_decode"},
      .refuses = needs_hopper,
      .fixed = FIX_ALL,
+     .options = "-DVECTOR_LOADS=1",
      .windows = true,
      .work_group = 384,
      .min_work_group = 384,
      .split_tokens = 256,
      .undocumented = true,
-     .longest_run = hopper_run},
+     .longest_run = hopper_run,
+     .appends = true},
     {.family = "decode",
      .name = "nvidia_long",
      .file = "nvidia/decode.cl",
      .kernels = {"kvl_decode"},
      .refuses = needs_hopper_heads,
      .fixed = FIX_ALL,
+     .options = "-DVECTOR_LOADS=1",
      .windows = true,
      .work_group = 384,
      .min_work_group = 384,
      .split_tokens = 512,
      .undocumented = true,
-     .longest_run = hopper_long_run},
+     .longest_run = hopper_long_run,
+     .appends = true},
     {.family = "decode",
      .name = "cpu",
      .file = "cpu/decode.cl",
