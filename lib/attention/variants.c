@@ -142,11 +142,11 @@ static const char *needs_hopper_heads(const kvleaf_caps *caps, const kvl_geometr
     return geometry->num_heads / geometry->num_kv_heads > 8 ? NULL : "for more than 8 query heads a KV head";
 }
 
-/* The same where a split has 512 keys: a thread holds where one unit lies, so half as many. */
+/* The same where a split has 1024 keys: a thread holds where one unit lies, so a quarter as many. */
 static int32_t hopper_long_run(const kvl_geometry *geometry)
 {
     int32_t run = hopper_run(geometry);
-    return run < 8 ? run : 8;
+    return run < 4 ? run : 4;
 }
 
 /* Where the nodes of the tree take at most 8 KiB of local memory; longer runs leave the compute units uneven. */
@@ -254,7 +254,7 @@ static const kvl_variant decode_table[] = {
      .windows = true,
      .work_group = 384,
      .min_work_group = 384,
-     .split_tokens = 512,
+     .split_tokens = 1024,
      .undocumented = true,
      .longest_run = hopper_long_run,
      .appends = true},
