@@ -3,6 +3,8 @@
  * a place of its own inside the tile; offsets beyond 32 bits; names and what AUTO becomes. */
 #include "moves.h"
 
+#include "attention/variants.h"
+
 static const kvleaf_layout packed[] = {KVLEAF_LAYOUT_ROWS, KVLEAF_LAYOUT_CPU16, KVLEAF_LAYOUT_DIM8,
                                        KVLEAF_LAYOUT_SWIZZLE8};
 
@@ -204,11 +206,71 @@ static void test_best_and_refused(void **state)
     }
 }
 
+/* The decode kernel that the table gives a pool of its device's best layout. */
+static const char *decode_of(const kvleaf_device *fake, kvleaf_dtype dtype, int32_t block_size, int32_t head_dim)
+{
+    const kvl_geometry geometry = {.q_dtype = dtype,
+                                   .kv_dtype = dtype,
+                                   .out_dtype = dtype,
+                                   .layout = kvl_layout_best(fake, dtype, block_size, head_dim),
+                                   .num_heads = 32,
+                                   .num_kv_heads = 8,
+                                   .head_dim = head_dim,
+                                   .block_size = block_size};
+    int count = 0;
+    const kvl_variant *rows = kvl_variants(KVL_DECODE, &count), *last = NULL;
+    for (int i = 0; i < count; i++) {
+        if (!rows[i].refuses(&fake->caps, &geometry) && !(rows[i].undocumented && fake->deny_undocumented))
+            last = &rows[i];
+    }
+    return last ? last->name : "none";
+}
+
+/* With tensor cores AUTO is what the decode kernels for them read, whatever the block size. */
+static void test_best_with_tensor_cores(void **state)
+{
+    (void)state;
+    static const struct {
+        int capability;
+        bool denied;
+        const char *blocks; /* kernel of block sizes that are multiples of 8 */
+    } gpus[] = {{80, false, "nvidia_mma"},
+                {89, false, "nvidia_mma"},
+                {90, false, "nvidia"},
+                {90, true, "nvidia_mma"},
+                {120, false, "nvidia_mma"}};
+    static const int32_t block_sizes[] = {1, 2, 4, 5, 12, 8, 16, 32, 256};
+    for (int i = 0; i < COUNT(gpus); i++) {
+        kvleaf_device fake = {.caps.type = CL_DEVICE_TYPE_GPU,
+                              .caps.nvidia_capability = gpus[i].capability,
+                              .deny_undocumented = gpus[i].denied};
+        for (int k = 0; k < COUNT(block_sizes); k++) {
+            bool eights = block_sizes[k] % 8 == 0;
+            for (int dtype = KVLEAF_F16; dtype <= KVLEAF_BF16; dtype++) {
+                assert_int_equal(kvl_layout_best(&fake, (kvleaf_dtype)dtype, block_sizes[k], 128),
+                                 eights ? KVLEAF_LAYOUT_SWIZZLE8 : KVLEAF_LAYOUT_ROWS);
+                assert_string_equal(decode_of(&fake, (kvleaf_dtype)dtype, block_sizes[k], 128),
+                                    eights ? gpus[i].blocks : "nvidia_mma");
+            }
+            assert_int_equal(kvl_layout_best(&fake, KVLEAF_F32, block_sizes[k], 128),
+                             eights ? KVLEAF_LAYOUT_DIM8 : KVLEAF_LAYOUT_ROWS);
+        }
+        assert_string_equal(decode_of(&fake, KVLEAF_F16, 1, 36), "portable_fixed"); /* no whole chunks of eight dims */
+    }
+    kvleaf_device older = {.caps.type = CL_DEVICE_TYPE_GPU, .caps.nvidia_capability = 75};
+    assert_int_equal(kvl_layout_best(&older, KVLEAF_F16, 16, 128), KVLEAF_LAYOUT_DIM8);
+    assert_string_equal(decode_of(&older, KVLEAF_F16, 16, 128), "portable_vector");
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_twins), cmocka_unit_test(test_offsets_are_64_bit), cmocka_unit_test(test_known_places),
-        cmocka_unit_test(test_names), cmocka_unit_test(test_best_and_refused),
+        cmocka_unit_test(test_twins),
+        cmocka_unit_test(test_offsets_are_64_bit),
+        cmocka_unit_test(test_known_places),
+        cmocka_unit_test(test_names),
+        cmocka_unit_test(test_best_and_refused),
+        cmocka_unit_test(test_best_with_tensor_cores),
     };
     return cmocka_run_group_tests_name("pool layouts", tests, open_device, close_device);
 }

@@ -129,6 +129,7 @@ static size_t queue_groups(const kvl_engine *engine, size_t tasks, bool even)
 static kvleaf_status run_folding_decode(kvl_engine *engine, const attend_call *call, kvl_chain *chain, bool last)
 {
     const kvl_schedule *now = &engine->now;
+    const kvl_variant *variant = engine->chosen[KVL_DECODE].variant;
     size_t group = (size_t)engine->chosen[KVL_DECODE].work_group;
     const int32_t *row = now->first_row;
     cl_int2 runs = {{now->run_splits, now->num_rows}};
@@ -146,7 +147,8 @@ static kvleaf_status run_folding_decode(kvl_engine *engine, const attend_call *c
                               KVL_ARG(first_row)};
     int count = put_append_args(engine, call, args, 19);
     size_t tasks = (size_t)now->num_splits * (size_t)engine->params.geometry.num_kv_heads;
-    const size_t global[2] = {queue_groups(engine, tasks, now->even_runs) * group, 1};
+    size_t groups = variant->unit_groups ? tasks : queue_groups(engine, tasks, now->even_runs);
+    const size_t global[2] = {groups * group, 1};
     return launch(engine, engine->decode, args, count, global, group, chain, last);
 }
 

@@ -112,6 +112,25 @@ static const char *needs_mma(const kvleaf_caps *caps, const kvl_geometry *geomet
     return geometry->device_tables ? "serves block tables that the host has checked" : NULL;
 }
 
+/* The same, from what lies in 16-byte chunks of eight dims: element by element it would be slower than others. */
+static const char *needs_mma_decode(const kvleaf_caps *caps, const kvl_geometry *geometry)
+{
+    int32_t group = geometry->num_heads / geometry->num_kv_heads;
+    if (caps->nvidia_capability < 80)
+        return "for NVIDIA GPUs from compute capability 8.0";
+    if (geometry->layout == KVLEAF_LAYOUT_CPU16 || geometry->layout == KVLEAF_LAYOUT_DIM8)
+        return "reads rows, strided views and the swizzle8 layout";
+    if (geometry->kv_dtype == KVLEAF_F32)
+        return "multiplies 16-bit elements";
+    if (geometry->layout != KVLEAF_LAYOUT_SWIZZLE8 && geometry->head_dim % 8)
+        return "serves rows of multiples of 8 dims";
+    if (group > 16)
+        return "serves up to 16 query heads a KV head";
+    if (group > 8 && geometry->head_dim > 128)
+        return "serves more than 8 query heads a KV head up to head_dim 128";
+    return geometry->device_tables ? "serves block tables that the host has checked" : NULL;
+}
+
 static const char *needs_wgmma(const kvleaf_caps *caps, const kvl_geometry *geometry)
 {
     const char *why = needs_hopper(caps, geometry);
@@ -122,15 +141,25 @@ static const char *needs_wgmma(const kvleaf_caps *caps, const kvl_geometry *geom
     return geometry->q_dtype != geometry->kv_dtype ? "multiplies queries and keys of one dtype" : NULL;
 }
 
-/* As many as the kernel keeps a tree for, which is by the values a thread holds: LEVELS in nvidia/decode.cl. */
-static int32_t hopper_run(const kvl_geometry *geometry)
+/* As many as the kernel keeps a tree for, which is by the values a thread holds: LEVELS in nvidia/decode_shape.clh. */
+static int32_t tree_run(const kvl_geometry *geometry, int64_t threads)
 {
     int32_t group = geometry->num_heads / geometry->num_kv_heads, pairs = 1;
     while (2 * pairs < group)
         pairs *= 2;
     int64_t padded = kvl_ceil_div(geometry->head_dim, SWIZZLE_DIMS) * SWIZZLE_DIMS;
-    int64_t values = 2 * kvl_ceil_div(padded * pairs, 256);
+    int64_t values = 2 * kvl_ceil_div(padded * pairs, threads);
     return values <= 4 ? 16 : 4;
+}
+
+static int32_t hopper_run(const kvl_geometry *geometry)
+{
+    return tree_run(geometry, 256);
+}
+
+static int32_t mma_run(const kvl_geometry *geometry)
+{
+    return tree_run(geometry, 128);
 }
 
 /* Combining the warps of a split takes the more time the more heads there are: longer splits then. */
@@ -229,6 +258,19 @@ static const kvl_variant decode_table[] = {
      .split_tokens = 256,
      .longest_run = portable_run,
      .unit_groups = 4,
+     .appends = true},
+    {.family = "decode",
+     .name = "nvidia_mma",
+     .file = "nvidia/decode_mma.cl",
+     .kernels = {"kvl_decode"},
+     .refuses = needs_mma_decode,
+     .fixed = FIX_ALL,
+     .windows = true,
+     .work_group = 128,
+     .min_work_group = 128,
+     .split_tokens = 256,
+     .longest_run = mma_run,
+     .unit_groups = 3,
      .appends = true},
     {.family = "decode",
      .name = "nvidia",

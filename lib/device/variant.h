@@ -49,7 +49,8 @@ typedef struct kvl_variant {
     /* decode: NULL, or a work-group takes a run of splits and folds them: the longest, a power of two, given as
      * -DLONGEST_RUN. Where there is no kvl_fold, the kernel folds the runs as well, in one launch. */
     int32_t (*longest_run)(const kvl_geometry *geometry);
-    int32_t unit_groups; /* work-groups that a compute unit is thought to have at once; 0 = 1 */
+    int32_t unit_groups; /* work-groups that a compute unit is thought to have at once; a kernel that folds the runs
+                            then has one a run. 0 = 1, and it takes them from a queue */
     /* decode: NULL, or a piece of work may be a split that several rows have in the same blocks: how many pairs of
      * a row and a KV head at most. share_from: rows from which that was measured to be faster. */
     int32_t (*shared_pairs)(const kvl_geometry *geometry);

@@ -1,0 +1,162 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#line 3 "cl_kernels/nvidia/decode_mma.cl"
+/* Decode for NVIDIA GPUs from compute capability 8.0, with documented instructions alone: mma.sync and cp.async, within
+ * 48 KiB of local memory. One launch. Seen on H200.
+ *
+ * A work-group takes one task: a run of up to run_splits consecutive splits of one (row, KV head). Each of its four
+ * warps works a quarter of every split's keys on its own: items of 16 keys and 64 dims come into a ring of its own by
+ * asynchronous copies and run on from split to split. Several work-groups share a compute unit, which has so many bytes
+ * on their way and something to do while one of them waits.
+ *
+ * Keys are the matrix product's A operand (16 keys), the query heads of the group its columns; values, transposed on
+ * load, are A again. Partials of the warps are combined a split at a time, splits and runs in one fixed binary tree, so
+ * the length of a run changes no bit. The work-group that counts last in a row folds the row's runs.
+ *
+ * Layouts in which eight dims of a key lie together, paged or not. Where they lie at no multiple of 16 bytes they come
+ * element by element. */
+#include "common/append.clh"
+#include "nvidia/decode_mma_copy.clh"
+#include "nvidia/decode_mma_split.clh"
+
+/* A warp as it uses up its ring: where the next item comes, and the place of the one before it. */
+typedef struct consumer {
+    uint stage, freed;
+    uint ring;
+} consumer;
+
+/* Waits for item n of the split and lets the stream use the stage of the one before; where the item lies. */
+inline uint next_item(consumer *c, const stream *s, const task *t, int n, bool more)
+{
+    uint item = c->stage;
+    COPIES_WAIT(AHEAD - 1);
+    warp_sync();
+    if (n + AHEAD < 2 * ITEMS || more)
+        copy_item(s, t, n + AHEAD, c->freed);
+    COPIES_COMMIT;
+    c->freed = item;
+    c->stage = item + ITEM_BYTES == c->ring + RING_BYTES ? c->ring : item + ITEM_BYTES;
+    return item;
+}
+
+/* The warp's keys and values of the split. `more`: another one follows. */
+inline void work_split(scores *x, float o[COLUMNS][4 * STEPS], consumer *c, const stream *s, const task *t,
+                       uint queries, bool more, float scale_log2)
+{
+#pragma unroll
+    for (int unit = 0; unit < UNITS; unit++) {
+#pragma unroll
+        for (int column = 0; column < COLUMNS; column++)
+#pragma unroll
+            for (int i = 0; i < 4; i++)
+                x->x[unit][column][i] = 0.0f;
+#pragma unroll
+        for (int part = 0; part < PARTS; part++) {
+            uint item = next_item(c, s, t, unit * PARTS + part, more);
+            multiply_item_keys(x->x[unit], queries, part, item, s->lane);
+        }
+    }
+    softmax(x, s->first_key, t, scale_log2, s->lane);
+#pragma unroll
+    for (int column = 0; column < COLUMNS; column++)
+#pragma unroll
+        for (int i = 0; i < 4 * STEPS; i++)
+            o[column][i] = 0.0f;
+#pragma unroll
+    for (int unit = 0; unit < UNITS; unit++)
+#pragma unroll
+        for (int part = 0; part < PARTS; part++) {
+            uint item = next_item(c, s, t, ITEMS + unit * PARTS + part, more);
+            multiply_item_values(o, x->p[unit], part, item, s->lane);
+        }
+}
+
+inline void start_stream(stream *s, consumer *c, const task *t, const tables *all, uint warp)
+{
+    s->first_key = t->first_split * SPLIT + (int)warp * WARP_KEYS;
+    load_ids(s->ids, t, all, s->first_key, s->lane);
+#pragma unroll
+    for (int n = 0; n < AHEAD; n++) {
+        copy_item(s, t, n, c->ring + n * ITEM_BYTES);
+        COPIES_COMMIT;
+    }
+    c->stage = c->ring;
+    c->freed = c->ring + AHEAD * ITEM_BYTES;
+}
+
+/* The row, where the run is all of it or the last one of it to be counted; else its partial. */
+inline void finish_run(folded *sum, const task *t, __global float *partials, __global int *counts, int num_heads,
+                       int kv_heads, const outputs *to, uint flag, const place *at)
+{
+    if (t->runs > 1) {
+        store_run(sum, partials, t, at, num_heads);
+        STREAMING_BARRIER;
+        if (get_local_id(0) == 0) {
+            __global int *count = counts + t->row * kv_heads + t->kv_head;
+            uint before = atomic_count(count);
+            if (before == (uint)t->runs - 1)
+                *count = 0;
+            store_local_uint(flag, before);
+        }
+        STREAMING_BARRIER;
+        if (load_local_uint(flag) != (uint)t->runs - 1)
+            return;
+        merge_runs(sum, partials, t, at, num_heads);
+    }
+    write_row(sum, to, t, at);
+}
+
+/* slots: where the step's slots lie in meta, negative where nothing is appended; that of the first row. The work-group
+ * that has a row's last split writes the row's new key and value before it reads: no other row reads their block
+ * (lib/attention/fuse.c). */
+__attribute__((reqd_work_group_size(THREADS, 1, 1))) __kernel void
+kvl_decode(__global const Q_ELEM *q, long4 q_view, __global KV_ELEM *k, long4 k_view, __global KV_ELEM *v, long4 v_view,
+           __global const int *table, __global const int *meta, __global float *partials, __global int *counter,
+           int4 shape, int4 work, float scale_log2, __global OUT_ELEM *out, long4 out_view, __global float *lse,
+           long4 lse_view, int2 runs, int4 first_row, __global const uchar *k_source, long4 k_source_view,
+           __global const uchar *v_source, long4 v_source_view, long2 slots)
+{
+    __local uchar memory[LOCAL_BYTES] __attribute__((aligned(1024)));
+    uint base = local_address(memory), thread = (uint)get_local_id(0), warp = warp_broadcast(thread >> 5, 0);
+    const tables all = {table, meta + work.s1, work.s2 * shape.s1, shape.s1, runs.s0, runs.s1, first_row};
+    task t;
+    take(&t, &all, (uint)get_group_id(0));
+#if KV_PAGED
+    if (slots.s0 >= 0 && t.run == t.runs - 1 && t.visible > 0) {
+        const append_work to = make_append_work(k_source, k_source_view, v_source, v_source_view, k, k_view, v, v_view,
+                                                shape, work.s3);
+        append_row(&to, t.q_token, t.kv_head,
+                   all.num_rows == 1 ? slots.s1 : ((__global const long *)(meta + slots.s0))[t.q_token]);
+        WRITTEN_FENCE;
+        STREAMING_BARRIER;
+    }
+#endif
+    stream s = {.k = side_of((ulong)k, k_view, t.kv_head), .v = side_of((ulong)v, v_view, t.kv_head),
+                .chunks = in_chunks((ulong)k, k_view) && in_chunks((ulong)v, v_view),
+                .lane = thread & 31u};
+    consumer c = {.ring = base + AT_RINGS + warp * RING_BYTES};
+    start_stream(&s, &c, &t, &all, warp);
+    place_queries(base + AT_QUERIES, q, q_view, &t, thread);
+    place at = {.head = (thread >> 4) % PAIRS * 2 + (thread & 1u), .first = thread};
+    at.there = at.head < GROUP;
+    tree levels;
+    folded sum;
+    STREAMING_BARRIER;
+    for (int split = t.first_split; split < t.end_split; split++) {
+        bool more = split + 1 < t.end_split;
+        s.next_key = s.first_key + SPLIT;
+        if (more)
+            load_ids(s.next_ids, &t, &all, s.next_key, s.lane);
+        scores x;
+        float o[COLUMNS][4 * STEPS];
+        work_split(&x, o, &c, &s, &t, base + AT_QUERIES, more, scale_log2);
+        combine_split(&sum, &x, o, base, &at, warp, s.lane);
+        push(&levels, &sum, (uint)(split - t.first_split));
+        s.first_key = s.next_key;
+#pragma unroll
+        for (int i = 0; i < IDS; i++)
+            s.ids[i] = s.next_ids[i];
+    }
+    root(&levels, &sum, (uint)(t.end_split - t.first_split));
+    const outputs to = {out, out_view, lse, lse_view};
+    finish_run(&sum, &t, partials, counter + 2, shape.s0, shape.s1, &to, base + AT_FLAG, &at);
+}
