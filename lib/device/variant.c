@@ -54,9 +54,10 @@ static cl_ulong driver_local(const kvleaf_caps *caps)
     return caps->nvidia_capability >= 80 ? 1024 : 0;
 }
 
-/* Whether one built kernel keeps within the limits at this work-group size; *fits false: why not is the last error. */
+/* Lowers *allowed to the largest work-group that one kernel, built for `work_group`, allows: 0 where its local memory
+ * is beyond the limit. Where that is less than it was built for, why is the last error. */
 static kvleaf_status check_kernel(kvleaf_device *device, cl_program program, const kvl_variant *variant,
-                                  const char *name, int32_t work_group, bool *fits)
+                                  const char *name, int32_t work_group, size_t *allowed)
 {
     cl_kernel kernel;
     kvleaf_status status = kvl_device_kernel(device, program, name, &kernel);
@@ -76,32 +77,37 @@ static kvleaf_status check_kernel(kvleaf_device *device, cl_program program, con
         local /= 2;
     bool local_fits = local <= device->caps.local_bytes + driver_local(&device->caps) || variant->undocumented;
     /* A program that fixes its work-group was built for it; what the driver then reports is rounded down. */
-    *fits = ((size_t)work_group <= largest || variant->min_work_group == variant->work_group) && local_fits;
+    if (variant->min_work_group == variant->work_group)
+        largest = (size_t)work_group;
+    if (!local_fits)
+        largest = 0;
+    *allowed = largest < *allowed ? largest : *allowed;
     if (!local_fits)
         kvl_fail(KVLEAF_UNSUPPORTED, "local_bytes", (int64_t)local, (int64_t)device->caps.local_bytes,
                  "%s takes %llu bytes of local memory at a work-group of %d, the limit is %llu", name,
                  (unsigned long long)local, (int)work_group, (unsigned long long)device->caps.local_bytes);
-    else if (!*fits)
+    else if (largest < (size_t)work_group)
         kvl_fail(KVLEAF_UNSUPPORTED, "work_group", work_group, (int64_t)largest,
                  "%s allows work-groups of %zu, %d are needed", name, largest, (int)work_group);
     return KVLEAF_OK;
 }
 
 static kvleaf_status build_at(kvleaf_device *device, const kvl_variant *variant, const kvl_geometry *geometry,
-                              int32_t work_group, cl_program *program, bool *fits)
+                              int32_t work_group, cl_program *program, size_t *allowed)
 {
     kvl_text options = {.allocator = &device->allocator};
     format_options(variant, geometry, work_group, &options);
     kvleaf_status status = options.failed ? kvl_fail_memory(options.capacity)
                                           : kvl_device_program(device, variant->file, options.data, program);
     kvl_text_free(&options);
-    *fits = true;
-    for (int i = 0; status == KVLEAF_OK && *fits && i < KVL_VARIANT_KERNELS && variant->kernels[i]; i++)
-        status = check_kernel(device, *program, variant, variant->kernels[i], work_group, fits);
+    *allowed = (size_t)work_group;
+    for (int i = 0; status == KVLEAF_OK && i < KVL_VARIANT_KERNELS && variant->kernels[i]; i++)
+        status = check_kernel(device, *program, variant, variant->kernels[i], work_group, allowed);
     return status;
 }
 
-/* At the largest work-group that the device and the kernels allow. */
+/* At the largest work-group that the device and the kernels allow: what the kernels say of themselves is taken at their
+ * word, since a build takes long on some drivers. */
 static kvleaf_status build(kvleaf_device *device, const kvl_variant *variant, const kvl_geometry *geometry,
                            kvl_chosen *out)
 {
@@ -112,18 +118,21 @@ static kvleaf_status build(kvleaf_device *device, const kvl_variant *variant, co
     if (work_group < least)
         return kvl_fail(KVLEAF_UNSUPPORTED, "max_work_group_size", least, (int64_t)device->caps.max_work_group_size,
                         "needs work-groups of %d, the limit is %zu", (int)least, device->caps.max_work_group_size);
-    for (; work_group >= least; work_group /= 2) {
+    while (work_group >= least) {
         cl_program program = NULL;
-        bool fits = false;
-        kvleaf_status status = build_at(device, variant, geometry, work_group, &program, &fits);
+        size_t allowed;
+        kvleaf_status status = build_at(device, variant, geometry, work_group, &program, &allowed);
         if (status != KVLEAF_OK)
             return status;
-        if (fits) {
+        if (allowed >= (size_t)work_group) {
             out->variant = variant;
             out->program = program;
             out->work_group = work_group;
             return KVLEAF_OK;
         }
+        do
+            work_group /= 2;
+        while (allowed > 0 && (size_t)work_group > allowed);
     }
     return KVLEAF_UNSUPPORTED;
 }
