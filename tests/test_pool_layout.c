@@ -250,7 +250,7 @@ static void test_best_with_tensor_cores(void **state)
                 assert_int_equal(kvl_layout_best(&fake, (kvleaf_dtype)dtype, block_sizes[k], 128),
                                  eights ? KVLEAF_LAYOUT_SWIZZLE8 : KVLEAF_LAYOUT_ROWS);
                 assert_string_equal(decode_of(&fake, (kvleaf_dtype)dtype, block_sizes[k], 128),
-                                    eights ? gpus[i].blocks : "nvidia_mma");
+                                    eights ? gpus[i].blocks : "nvidia_mma_rows");
             }
             assert_int_equal(kvl_layout_best(&fake, KVLEAF_F32, block_sizes[k], 128),
                              eights ? KVLEAF_LAYOUT_DIM8 : KVLEAF_LAYOUT_ROWS);

@@ -108,7 +108,10 @@ inline void finish_run(folded *sum, const task *t, __global float *partials, __g
 /* slots: where the step's slots lie in meta, negative where nothing is appended; that of the first row. The work-group
  * that has a row's last split writes the row's new key and value before it reads: no other row reads their block
  * (lib/attention/fuse.c). */
-__attribute__((reqd_work_group_size(THREADS, 1, 1))) __kernel void
+#if !LIMITED_REGISTERS
+__attribute__((reqd_work_group_size(THREADS, 1, 1)))
+#endif
+__kernel void
 kvl_decode(__global const Q_ELEM *q, long4 q_view, __global KV_ELEM *k, long4 k_view, __global KV_ELEM *v, long4 v_view,
            __global const int *table, __global const int *meta, __global float *partials, __global int *counter,
            int4 shape, int4 work, float scale_log2, __global OUT_ELEM *out, long4 out_view, __global float *lse,
@@ -120,8 +123,11 @@ kvl_decode(__global const Q_ELEM *q, long4 q_view, __global KV_ELEM *k, long4 k_
     const tables all = {table, meta + work.s1, work.s2 * shape.s1, shape.s1, runs.s0, runs.s1, first_row};
     task t;
     take(&t, &all, (uint)get_group_id(0));
-#if KV_PAGED
-    if (slots.s0 >= 0 && t.run == t.runs - 1 && t.visible > 0) {
+    stream s = {.k = side_of((ulong)k, k_view, t.kv_head), .v = side_of((ulong)v, v_view, t.kv_head),
+                .chunks = in_chunks((ulong)k, k_view) && in_chunks((ulong)v, v_view),
+                .lane = thread & 31u};
+    consumer c = {.ring = base + AT_RINGS + warp * RING_BYTES};
+    if (KV_PAGED && slots.s0 >= 0 && t.run == t.runs - 1 && t.visible > 0) {
         const append_work to = make_append_work(k_source, k_source_view, v_source, v_source_view, k, k_view, v, v_view,
                                                 shape, work.s3);
         append_row(&to, t.q_token, t.kv_head,
@@ -129,11 +135,6 @@ kvl_decode(__global const Q_ELEM *q, long4 q_view, __global KV_ELEM *k, long4 k_
         WRITTEN_FENCE;
         STREAMING_BARRIER;
     }
-#endif
-    stream s = {.k = side_of((ulong)k, k_view, t.kv_head), .v = side_of((ulong)v, v_view, t.kv_head),
-                .chunks = in_chunks((ulong)k, k_view) && in_chunks((ulong)v, v_view),
-                .lane = thread & 31u};
-    consumer c = {.ring = base + AT_RINGS + warp * RING_BYTES};
     start_stream(&s, &c, &t, &all, warp);
     place_queries(base + AT_QUERIES, q, q_view, &t, thread);
     place at = {.head = (thread >> 4) % PAIRS * 2 + (thread & 1u), .first = thread};

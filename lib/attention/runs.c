@@ -26,8 +26,8 @@ static void add_row(run_counts *counts, int32_t splits)
 }
 
 /* Twice the time of a step in splits, about: work-groups that take the longest pieces first have a pigeonhole's share
- * of those of any length or more, or else the average; and a piece costs half a split beside its own. */
-static int64_t cost(const run_counts *counts, int level, int64_t heads, int64_t units)
+ * of those of any length or more, or else the average; and a piece costs `beside` halves of a split beside its own. */
+static int64_t cost(const run_counts *counts, int level, int64_t heads, int64_t units, int64_t beside)
 {
     int64_t pieces = 0, busiest = kvl_ceil_div(counts->splits * heads, units);
     for (int length = 1 << level; length > 0; length--) {
@@ -35,7 +35,7 @@ static int64_t cost(const run_counts *counts, int level, int64_t heads, int64_t 
         int64_t share = kvl_ceil_div(pieces * heads, units) * length;
         busiest = share > busiest ? share : busiest;
     }
-    return 2 * busiest + kvl_ceil_div(pieces * heads, units);
+    return 2 * busiest + beside * kvl_ceil_div(pieces * heads, units);
 }
 
 void kvl_runs_choose(const kvl_engine *engine, kvl_schedule *at)
@@ -43,6 +43,7 @@ void kvl_runs_choose(const kvl_engine *engine, kvl_schedule *at)
     const kvl_variant *variant = engine->chosen[KVL_DECODE].variant;
     int64_t heads = engine->params.geometry.num_kv_heads, least = INT64_MAX;
     int64_t units = (int64_t)engine->device->caps.compute_units * (variant->unit_groups ? variant->unit_groups : 1);
+    int64_t beside = kvl_folds_itself(engine) && variant->unit_groups ? 2 : 1; /* it starts and ends a work-group */
     int32_t longest = variant->longest_run(&engine->params.geometry);
     run_counts counts = {0};
     int chosen = 0;
@@ -51,7 +52,7 @@ void kvl_runs_choose(const kvl_engine *engine, kvl_schedule *at)
     for (int level = 0; level < KVL_RUN_LEVELS && 1 << level <= longest; level++) {
         if (level > 0 && 1 << (level - 1) >= counts.longest)
             break;
-        int64_t now = cost(&counts, level, heads, units);
+        int64_t now = cost(&counts, level, heads, units, beside);
         if (now <= least) {
             least = now;
             chosen = level;

@@ -131,6 +131,17 @@ static const char *needs_mma_decode(const kvleaf_caps *caps, const kvl_geometry 
     return geometry->device_tables ? "serves block tables that the host has checked" : NULL;
 }
 
+/* A layout that needs more registers for addresses, and outputs that leave room for them in 128. */
+static const char *needs_mma_rows(const kvleaf_caps *caps, const kvl_geometry *geometry)
+{
+    const char *why = needs_mma_decode(caps, geometry);
+    if (!why && geometry->layout == KVLEAF_LAYOUT_SWIZZLE8)
+        why = "for rows and strided views";
+    if (!why && (geometry->head_dim > 128 || geometry->num_heads / geometry->num_kv_heads > 8))
+        why = "for head_dim up to 128 and 8 query heads a KV head";
+    return why;
+}
+
 static const char *needs_wgmma(const kvleaf_caps *caps, const kvl_geometry *geometry)
 {
     const char *why = needs_hopper(caps, geometry);
@@ -271,6 +282,20 @@ static const kvl_variant decode_table[] = {
      .split_tokens = 256,
      .longest_run = mma_run,
      .unit_groups = 3,
+     .appends = true},
+    {.family = "decode",
+     .name = "nvidia_mma_rows",
+     .file = "nvidia/decode_mma.cl",
+     .kernels = {"kvl_decode"},
+     .refuses = needs_mma_rows,
+     .fixed = FIX_ALL,
+     .options = "-DLIMITED_REGISTERS=1 -cl-nv-maxrregcount=128",
+     .windows = true,
+     .work_group = 128,
+     .min_work_group = 128,
+     .split_tokens = 256,
+     .longest_run = mma_run,
+     .unit_groups = 4,
      .appends = true},
     {.family = "decode",
      .name = "nvidia",
