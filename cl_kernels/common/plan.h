@@ -69,8 +69,10 @@
 #define PARTIAL_L(head_dim) (PARTIAL_M(head_dim) + 1)
 #define PARTIAL_STRIDE(head_dim) (PARTIAL_M(head_dim) + 16)
 
-/* Counters of a row and KV head, for a kernel that folds its splits itself: one a warp. */
+/* For a kernel that folds its splits itself: counters of a row and KV head, one a warp, and partials behind the last
+ * that it may read, whatever they hold. */
 #define FOLD_COUNTERS 8
+#define SPARE_PARTIALS 16
 
 /* Values of -DQ_DTYPE, -DKV_DTYPE, -DOUT_DTYPE (enum kvleaf_dtype) and -DKV_LAYOUT (enum kvleaf_layout). */
 #define DTYPE_F16 0

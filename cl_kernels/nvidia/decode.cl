@@ -90,6 +90,11 @@ inline void work_split(folded *sum, uint queries[QUERY_PARTS][COLUMNS][2 * STEPS
 inline void start_stream(task *t, stream *s, const consumer *c, bool appends)
 {
     uint unit = unit_of_lane(c->warp, c->lane);
+    if (c->lane == 0) {
+        for (int i = 0; i < STAGES; i++)
+            barrier_init(c->barriers + 8 * i, ITEM_UNITS);
+        barrier_init_fence();
+    }
     take(t, c->all, (uint)get_group_id(0));
     s->taken = 0;
     s->turn = c->lane;
@@ -97,11 +102,6 @@ inline void start_stream(task *t, stream *s, const consumer *c, bool appends)
 #pragma unroll
     for (int part = 0; part < IDS_PER_UNIT; part++)
         place_unit(s, c->kv, (uint)unit_block(t, c->all, (int)unit, part), part, t->kv_head, t->first_split, unit);
-    if (c->lane == 0) {
-        for (int i = 0; i < STAGES; i++)
-            barrier_init(c->barriers + 8 * i, ITEM_UNITS);
-        barrier_init_fence();
-    }
     if (appends && has_newest_key(t) && newest_warp(t) == c->warp)
         await_first_token();
     warp_sync();
@@ -132,9 +132,9 @@ kvl_decode(__global const Q_ELEM *q, long4 q_view, __global KV_ELEM *k, long4 k_
     init_task_barriers(base, thread);
     if (warp >= WARPS) {
         asm volatile("//KVL setmaxnreg.dec.sync.aligned.u32 40;");
-        if (warp > WARPS) {
+        if (warp > WARPS || slots.s0 < 0)
             EVERYBODY_BARRIER;
-        } else {
+        if (warp == WARPS) {
             const new_tokens tokens = {slots.s0 >= 0,
                                        make_append_work(k_source, k_source_view, v_source, v_source_view, k, k_view, v,
                                                         v_view, shape, work.s3),
@@ -149,8 +149,9 @@ kvl_decode(__global const Q_ELEM *q, long4 q_view, __global KV_ELEM *k, long4 k_
         at.there = at.head < GROUP;
         stream s;
         task t;
-        start_stream(&t, &s, &c, slots.s0 >= 0);
         uint queries[QUERY_PARTS][COLUMNS][2 * STEPS];
+        start_stream(&t, &s, &c, slots.s0 >= 0);
+        load_queries(queries, q, q_view, &t, c.lane); /* after the copies, which they would delay */
         tree levels;
         folded sum;
         pending p = {.partials = partials, .counts = counter + 2, .num_heads = shape.s0, .kv_heads = shape.s1,
@@ -158,11 +159,12 @@ kvl_decode(__global const Q_ELEM *q, long4 q_view, __global KV_ELEM *k, long4 k_
         task done = {.end_split = 0};
         for (uint n = 0;; n++) { /* one turn more ends the last task, and one more its row */
             const bool there = t.index < (uint)all.num_tasks;
-            if (there)
+            if (there && n > 0)
                 load_queries(queries, q, q_view, &t, c.lane);
             settle(&p, &at);
             if (done.end_split > 0) {
-                root(&levels, &sum, (uint)(done.end_split - done.first_split));
+                if (done.end_split - done.first_split > 1)
+                    root(&levels, &sum, (uint)(done.end_split - done.first_split));
                 finish_task(&sum, &done, &p, &at);
             }
             done = t;
@@ -174,7 +176,8 @@ kvl_decode(__global const Q_ELEM *q, long4 q_view, __global KV_ELEM *k, long4 k_
             }
             for (int split = t.first_split; split < t.end_split; split++) {
                 work_split(&sum, queries, &t, split, scale_log2, &at, &c, &s);
-                push(&levels, &sum, (uint)(split - t.first_split));
+                if (t.end_split - t.first_split > 1)
+                    push(&levels, &sum, (uint)(split - t.first_split));
             }
             t = take_published(base, n, c.lane);
         }

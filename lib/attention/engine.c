@@ -20,8 +20,8 @@ static bool builds(const kvl_engine_params *params, kvl_operation operation)
 static uint64_t partials_bytes(const kvl_engine *engine)
 {
     const kvl_geometry *geometry = &engine->params.geometry;
-    uint64_t bytes;
-    if (!kvl_mul((uint64_t)engine->capacity.splits * PARTIAL_BYTES, (uint64_t)geometry->num_heads, &bytes) ||
+    uint64_t bytes, partials = (uint64_t)engine->capacity.splits + (kvl_folds_itself(engine) ? SPARE_PARTIALS : 0);
+    if (!kvl_mul(partials * PARTIAL_BYTES, (uint64_t)geometry->num_heads, &bytes) ||
         !kvl_mul(bytes, PARTIAL_STRIDE((uint64_t)kvl_ceil_div(geometry->head_dim, PADDED_DIM) * PADDED_DIM), &bytes))
         return UINT64_MAX;
     return bytes;
