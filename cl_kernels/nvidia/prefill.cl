@@ -9,10 +9,12 @@
  * together with the values of the block before, which may belong to the tile before.
  *
  * A row is rescaled only where its own maximum grew by more than RESCALE, so its bits do not depend on its tile.
- * Behind a sequence's last key no value is read: zeros stand in local memory instead. (An infinity or NaN among a
- * sequence's own values reaches the rows of its tile that do not see it.)
+ * Before a tile's window and behind a sequence's last key no value is read: zeros stand in local memory instead. (An
+ * infinity or NaN among a sequence's own values reaches the rows of its tile that do not see it.)
  *
- * Layout: swizzle8. Queries, keys and values of one 16-bit dtype. PTX is edited: lib/device/ptx.c. */
+ * Layout: swizzle8. Keys and values of one 16-bit dtype; queries of another are the sum of two parts of that dtype. PTX
+ * is edited: lib/device/ptx.c. */
+#include "nvidia/prefill_query.clh"
 #include "nvidia/prefill_load.clh"
 #include "nvidia/prefill_rows.clh"
 

@@ -101,14 +101,12 @@ static const char *needs_mma(const kvleaf_caps *caps, const kvl_geometry *geomet
         return "for NVIDIA GPUs from compute capability 8.0";
     if (geometry->layout != KVLEAF_LAYOUT_SWIZZLE8 && geometry->layout != KVLEAF_LAYOUT_DIM8)
         return "reads the dim8 and the swizzle8 layout";
-    if (geometry->kv_dtype == KVLEAF_F32 || geometry->q_dtype != geometry->kv_dtype)
-        return "multiplies queries and keys of one 16-bit dtype";
+    if (geometry->kv_dtype == KVLEAF_F32)
+        return "multiplies 16-bit elements";
     if (geometry->head_dim > 128 || geometry->head_dim % 8)
         return "serves head_dim up to 128, multiples of 8";
     if (geometry->num_heads / geometry->num_kv_heads > 16)
         return "serves up to 16 query heads a KV head";
-    if (geometry->window)
-        return "serves no sliding windows";
     return geometry->device_tables ? "serves block tables that the host has checked" : NULL;
 }
 
@@ -142,14 +140,12 @@ static const char *needs_mma_rows(const kvleaf_caps *caps, const kvl_geometry *g
     return why;
 }
 
-static const char *needs_wgmma(const kvleaf_caps *caps, const kvl_geometry *geometry)
+/* Prefill with two times 16 rows a warp, for which queries in two parts leave no registers. */
+static const char *needs_mma_wide(const kvleaf_caps *caps, const kvl_geometry *geometry)
 {
-    const char *why = needs_hopper(caps, geometry);
-    if (why)
-        return why;
-    if (geometry->window)
-        return "serves no sliding windows";
-    return geometry->q_dtype != geometry->kv_dtype ? "multiplies queries and keys of one dtype" : NULL;
+    const char *why = needs_mma(caps, geometry);
+    bool parts = geometry->q_dtype != geometry->kv_dtype && geometry->q_dtype != KVLEAF_BF16;
+    return !why && parts ? "multiplies queries of K's dtype or bf16" : why;
 }
 
 /* As many as the kernel keeps a tree for, which is by the values a thread holds: LEVELS in nvidia/decode_shape.clh. */
@@ -364,16 +360,30 @@ static const kvl_variant prefill_table[] = {
      .kernels = {"kvl_prefill"},
      .refuses = needs_mma,
      .fixed = FIX_ALL,
+     .windows = true,
      .work_group = 256,
      .min_work_group = 256,
+     .power_heads = true,
+     .tile_rows = 128},
+    {.family = "prefill",
+     .name = "nvidia_mma_wide",
+     .file = "nvidia/prefill_mma.cl",
+     .kernels = {"kvl_prefill"},
+     .refuses = needs_mma_wide,
+     .fixed = FIX_ALL,
+     .windows = true,
+     .options = "-DTILES=2",
+     .work_group = 128,
+     .min_work_group = 128,
      .power_heads = true,
      .tile_rows = 128},
     {.family = "prefill",
      .name = "nvidia",
      .file = "nvidia/prefill.cl",
      .kernels = {"kvl_prefill"},
-     .refuses = needs_wgmma,
+     .refuses = needs_hopper,
      .fixed = FIX_ALL,
+     .windows = true,
      .work_group = 384,
      .min_work_group = 384,
      .queued = true,
