@@ -25,56 +25,56 @@ static kvleaf_status fail_step(kvleaf_plan *plan, kvleaf_status status)
     return status;
 }
 
-/* The same for a call that writes keys and values. */
-static kvleaf_status check_append(const kvleaf_plan *plan, int32_t layer, const kvleaf_exec *exec)
+/* A call on a layer: what it runs on, and its place in the order of the cache's commands. */
+typedef struct layer_call {
+    const kvl_cache_layer *layer;
+    kvl_engine *engine;
+    const kvl_view *view;
+    kvl_tail_call tail;
+} layer_call;
+
+static kvleaf_status begin_call(kvleaf_plan *plan, int32_t layer, bool writes, const kvleaf_exec *exec, layer_call *out)
 {
     kvleaf_status status = check_call(plan, layer, exec);
     if (status)
         return status;
     const kvl_cache_layer *at = &plan->cache->layers[layer];
-    if (!at->owns)
+    if (writes && !at->owns)
         return kvl_fail(KVLEAF_INVALID, "layer", layer, at->pool_layer,
                         "layer %d has no keys and values of its own, it reads those of an earlier one", layer);
-    return KVLEAF_OK;
+    const kvl_plan_group *part = &plan->groups[at->group];
+    out->layer = at;
+    out->engine = part->engine;
+    out->view = &part->views[at->pool_layer];
+    return kvl_tail_begin(&plan->cache->tail, exec, &out->tail);
 }
 
-static kvleaf_status append(kvleaf_plan *plan, int32_t layer, const kvleaf_tensor *k, const kvleaf_tensor *v,
-                            const kvleaf_exec *exec)
+static kvleaf_status append(kvleaf_plan *plan, int32_t layer, const kvl_fresh *fresh, const kvleaf_exec *exec)
 {
-    kvleaf_status status = check_append(plan, layer, exec);
+    layer_call call;
+    kvleaf_status status = begin_call(plan, layer, true, exec, &call);
     if (status)
         return status;
-    const kvl_cache_layer *at = &plan->cache->layers[layer];
-    const kvl_plan_group *part = &plan->groups[at->group];
-    kvl_tail_call call;
-    status = kvl_tail_begin(&plan->cache->tail, exec, &call);
-    if (status)
-        return status;
-    const kvl_fresh fresh = {k, v};
-    status = kvl_engine_append(part->engine, &fresh, &part->views[at->pool_layer], &call.chain);
-    return kvl_tail_end(&call, status);
+    status = kvl_engine_append(call.engine, fresh, call.view, &call.tail.chain);
+    return kvl_tail_end(&call.tail, status);
 }
 
 kvleaf_status kvleaf_append(kvleaf_plan *plan, int32_t layer, const kvleaf_tensor *k, const kvleaf_tensor *v,
                             const kvleaf_exec *exec)
 {
-    return fail_step(plan, append(plan, layer, k, v, exec));
+    const kvl_fresh fresh = {k, v};
+    return fail_step(plan, append(plan, layer, &fresh, exec));
 }
 
 static kvleaf_status attend(kvleaf_plan *plan, int32_t layer, const kvleaf_tensor *q, const kvleaf_tensor *out,
                             const kvleaf_tensor *lse, const kvleaf_exec *exec)
 {
-    kvleaf_status status = check_call(plan, layer, exec);
+    layer_call call;
+    kvleaf_status status = begin_call(plan, layer, false, exec, &call);
     if (status)
         return status;
-    const kvl_cache_layer *at = &plan->cache->layers[layer];
-    const kvl_plan_group *part = &plan->groups[at->group];
-    kvl_tail_call call;
-    status = kvl_tail_begin(&plan->cache->tail, exec, &call);
-    if (status)
-        return status;
-    status = kvl_engine_attend(part->engine, q, &part->views[at->pool_layer], out, lse, at->softmax_scale, &call.chain);
-    return kvl_tail_end(&call, status);
+    status = kvl_engine_attend(call.engine, q, call.view, out, lse, call.layer->softmax_scale, &call.tail.chain);
+    return kvl_tail_end(&call.tail, status);
 }
 
 kvleaf_status kvleaf_attend(kvleaf_plan *plan, int32_t layer, const kvleaf_tensor *q, const kvleaf_tensor *out,
@@ -86,18 +86,13 @@ kvleaf_status kvleaf_attend(kvleaf_plan *plan, int32_t layer, const kvleaf_tenso
 static kvleaf_status append_attend(kvleaf_plan *plan, int32_t layer, const kvl_fresh *fresh, const kvleaf_tensor *q,
                                    const kvleaf_tensor *out, const kvleaf_tensor *lse, const kvleaf_exec *exec)
 {
-    kvleaf_status status = check_append(plan, layer, exec);
+    layer_call call;
+    kvleaf_status status = begin_call(plan, layer, true, exec, &call);
     if (status)
         return status;
-    const kvl_cache_layer *at = &plan->cache->layers[layer];
-    const kvl_plan_group *part = &plan->groups[at->group];
-    kvl_tail_call call;
-    status = kvl_tail_begin(&plan->cache->tail, exec, &call);
-    if (status)
-        return status;
-    status = kvl_engine_append_attend(part->engine, fresh, q, &part->views[at->pool_layer], out, lse, at->softmax_scale,
-                                      &call.chain);
-    return kvl_tail_end(&call, status);
+    status = kvl_engine_append_attend(call.engine, fresh, q, call.view, out, lse, call.layer->softmax_scale,
+                                      &call.tail.chain);
+    return kvl_tail_end(&call.tail, status);
 }
 
 kvleaf_status kvleaf_append_attend(kvleaf_plan *plan, int32_t layer, const kvleaf_tensor *k, const kvleaf_tensor *v,

@@ -5,8 +5,8 @@
 #   tests/drivers/run.sh [BUILD] [pocl | rusticl | intel | oclgrind]...      default: build; rusticl, intel, oclgrind
 #
 #   pocl      PoCL, the fixed list
-#   rusticl   Mesa's rusticl on llvmpipe: another compiler and another rounding, so slow that it gets two shapes of the
-#             generic variants, whose source the others share
+#   rusticl   Mesa's rusticl on llvmpipe: another compiler and another rounding, so slow that it gets one shape of the
+#             generic variants, whose source the others share, with windows, and decode another without
 #   intel     Intel's CPU runtime, from PyPI into the project's .venv: another vectoriser, sub-groups, half precision;
 #             the first shape of the fixed list and, without the cpu family, whose programs take 10 to 40 s each, a
 #             small one with windows
@@ -76,8 +76,11 @@ run_rusticl() {
         skip rusticl "no mesa-opencl-icd with rusticl: $lost"
         return
     fi
-    OCL_ICD_VENDORS=$icd RUSTICL_ENABLE=llvmpipe check_driver rusticl "$lost" 600 "$check" --small --count 2 \
-        --device rusticl --variant '*.portable'
+    export RUSTICL_ENABLE=llvmpipe
+    OCL_ICD_VENDORS=$icd check_driver rusticl "$lost" 600 "$check" --device rusticl --small --case 1 \
+        --variant '*.portable'
+    OCL_ICD_VENDORS=$icd check_driver rusticl-decode "$lost" 600 "$check" --device rusticl --small --case 0 \
+        --variant 'decode.portable'
 }
 
 # The runtime's library, installed into .venv where it is missing.

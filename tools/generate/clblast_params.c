@@ -11,14 +11,13 @@
 
 enum { MAX_PARAMETERS = 32, MAX_FILE_BYTES = 1 << 20 };
 
-/* Measured on PoCL 3.1 with two AVX2 cores, where CLBlast 1.5.3 has no tuning of its own: all products of one row
- * through a model of 135 million parameters 100 ms of CPU time, of twelve rows 150 ms. A tile is MWG rows by NWG
- * outputs, one work-item. Rows are few, so they get the small side; and as work-groups go over the rows first, a tile's
- * weights are still in cache for the next rows. NWG 16: a cache line of weights at a time. VWM 8: PoCL prefers 256-bit
- * registers. */
+/* Measured on PoCL 3.1 with two cores, AVX2 and AVX-512, where CLBlast 1.5.3 has no tuning of its own. A tile is MWG
+ * rows by NWG outputs, one work-item. Rows are few, so they get the small side; and as work-groups go over the rows
+ * first, a tile's weights are still in cache for the next rows. NWG 16: a cache line of weights at a time. VWM 8: PoCL
+ * prefers 256-bit registers. KWI 8: eight lines on their way at once, which lie a row of weights apart. */
 static const char *const xgemm_names[] = {"GEMMK", "KREG", "KWG", "KWI", "MDIMA", "MDIMC", "MWG", "NDIMB",
                                           "NDIMC", "NWG",  "SA",  "SB",  "STRM",  "STRN",  "VWM", "VWN"};
-static const size_t xgemm_pocl_cpu[] = {0, 1, 32, 4, 1, 1, ROW_PAD, 1, 1, 16, 0, 0, 0, 0, 8, 16};
+static const size_t xgemm_pocl_cpu[] = {0, 1, 32, 8, 1, 1, ROW_PAD, 1, 1, 16, 0, 0, 0, 0, 8, 8};
 /* The activations' way in and out: tiles of one product's few rows, not of 16 or more: 3% of a step in place of 12%. */
 static const char *const transpose_names[] = {"TRA_DIM", "TRA_PAD", "TRA_SHUFFLE", "TRA_WPT"};
 static const size_t transpose_pocl_cpu[] = {ROW_PAD, 0, 0, 1};
