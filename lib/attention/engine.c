@@ -150,7 +150,8 @@ static int64_t decode_counters(const kvl_engine *engine)
     return MIN_COUNTERS + (kvl_folds_itself(engine) ? engine->capacity.rows * heads * FOLD_COUNTERS : 0);
 }
 
-/* A kernel that folds leaves every partial absent (cl_kernels/nvidia/decode_runs.clh), so they are made so once. */
+/* A kernel that folds may expect and leave every partial absent, as cl_kernels/nvidia/decode_runs.clh does: so they are
+ * made so once. */
 static kvleaf_status clear_partials(kvl_engine *engine)
 {
     const kvleaf_opencl *cl = engine->device->cl;

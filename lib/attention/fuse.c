@@ -9,8 +9,7 @@
 
 #include <string.h>
 
-#define HASH_FACTOR 2654435761u /* 2^32 over the golden ratio, as in rows.c */
-#define WORD_BITS   32u
+#define WORD_BITS 32u
 
 void kvl_fuse_note(const kvl_engine *engine, const kvl_step *step, const int32_t *meta, kvl_schedule *at)
 {
@@ -29,27 +28,20 @@ void kvl_fuse_note(const kvl_engine *engine, const kvl_step *step, const int32_t
 typedef struct written_blocks {
     int32_t *buckets;
     uint32_t *filter;
-    uint32_t last_bucket, last_bit;
+    uint32_t size, last_bit;
 } written_blocks;
 
 static written_blocks make_written(const kvl_engine *engine, int32_t rows)
 {
     written_blocks set = {.buckets = engine->buckets, .filter = (uint32_t *)engine->keys};
-    uint32_t size = 4, words = 1;
-    while (size < 2 * (uint32_t)rows)
-        size *= 2;
+    uint32_t words = 1;
     while (words * 2 <= (uint32_t)rows)
         words *= 2;
-    memset(set.buckets, 0xff, size * sizeof *set.buckets);
+    set.size = kvl_hash_size(rows);
+    memset(set.buckets, 0xff, set.size * sizeof *set.buckets);
     memset(set.filter, 0, words * sizeof *set.filter);
-    set.last_bucket = size - 1;
     set.last_bit = words * WORD_BITS - 1;
     return set;
-}
-
-static uint32_t bucket_of(const written_blocks *set, int32_t block)
-{
-    return (uint32_t)block * HASH_FACTOR >> 8 & set->last_bucket;
 }
 
 static bool is_written(const written_blocks *set, int32_t block)
@@ -57,18 +49,18 @@ static bool is_written(const written_blocks *set, int32_t block)
     uint32_t bit = (uint32_t)block & set->last_bit;
     if (!(set->filter[bit / WORD_BITS] >> bit % WORD_BITS & 1))
         return false;
-    uint32_t at = bucket_of(set, block);
+    uint32_t at = kvl_hash_place(block, set->size);
     while (set->buckets[at] >= 0 && set->buckets[at] != block)
-        at = (at + 1) & set->last_bucket;
+        at = (at + 1) & (set->size - 1);
     return set->buckets[at] == block;
 }
 
 static void note_written(written_blocks *set, int32_t block)
 {
-    uint32_t bit = (uint32_t)block & set->last_bit, at = bucket_of(set, block);
+    uint32_t bit = (uint32_t)block & set->last_bit, at = kvl_hash_place(block, set->size);
     set->filter[bit / WORD_BITS] |= 1u << bit % WORD_BITS;
     while (set->buckets[at] >= 0)
-        at = (at + 1) & set->last_bucket;
+        at = (at + 1) & (set->size - 1);
     set->buckets[at] = block;
 }
 

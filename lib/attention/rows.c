@@ -10,8 +10,6 @@
 
 #include <string.h>
 
-#define HASH_FACTOR 2654435761u /* 2^32 over the golden ratio: Knuth, The Art of Computer Programming, 6.4 */
-
 static const kvl_variant *variant_of(const kvl_engine *engine)
 {
     return engine->chosen[KVL_DECODE].variant;
@@ -112,13 +110,11 @@ static bool same_blocks(const kvl_row *a, const kvl_row *b, const split_place *a
 /* Whether a key that is not negative comes twice: what costs little where nothing is shared. */
 static bool repeats(const kvl_engine *engine, int32_t count)
 {
-    uint32_t size = 4;
-    while (size < 2 * (uint32_t)count)
-        size *= 2;
+    uint32_t size = kvl_hash_size(count);
     memset(engine->buckets, 0xff, size * sizeof *engine->buckets);
     for (int32_t i = 0; i < count; i++) {
         int32_t key = engine->keys[i];
-        uint32_t at = (uint32_t)key * HASH_FACTOR >> 8 & (size - 1);
+        uint32_t at = kvl_hash_place(key, size);
         for (; key >= 0 && engine->buckets[at] >= 0; at = (at + 1) & (size - 1)) {
             if (engine->buckets[at] == key)
                 return true;

@@ -16,13 +16,13 @@ typedef struct kvl_schedule {
     kvl_counts counts;
     int32_t num_rows, num_splits, num_entries, num_items, num_claims, num_seqs, num_resolve;
     int32_t total_q, total_k, num_blocks;
-    int32_t run_splits; /* splits of a decode item: 1, or more where the variant takes runs */
+    int32_t run_splits;                     /* splits of a decode item: 1, or more where the variant takes runs */
     int32_t first_run[KVL_LONGEST_RUN + 1]; /* of those of each length, the longest first */
     bool even_runs;                         /* all are of one length */
     int32_t first_row[5]; /* of the decode family, as plan.h has it; a step of one row brings it as an argument */
     int32_t used;         /* ints */
     cl_mem table;         /* external, or NULL: the section at table_at */
-    kvl_ownership slots;  /* OWN: decode may append; IN_PLACE: may, where kvl_step_fuses finds that they are own */
+    kvl_ownership slots;  /* OWN: decode may append; IN_PLACE: may, where kvl_fuse_now finds that they are own */
     int64_t first_slot;   /* of first_row, where decode may append */
     const int32_t *host;  /* the int array, as it was uploaded, until the next step is begun */
     bool ready;           /* a step is submitted */
@@ -90,6 +90,21 @@ static inline int32_t *kvl_put_resolve(int32_t *record, int32_t target, int32_t 
     record[1] = seq;
     record[2] = subtract;
     return record + KVL_RESOLVE_INTS;
+}
+
+/* The size of a hash table for so many keys, a power of two, and the place of a key in it: by 2^32 over the golden
+ * ratio (Knuth, The Art of Computer Programming, 6.4). */
+static inline uint32_t kvl_hash_size(int32_t keys)
+{
+    uint32_t size = 4;
+    while (size < 2 * (uint32_t)keys)
+        size *= 2;
+    return size;
+}
+
+static inline uint32_t kvl_hash_place(int32_t key, uint32_t size)
+{
+    return (uint32_t)key * 2654435761u >> 8 & (size - 1);
 }
 
 /* Whether decode is one launch: its kernel folds all of a row's splits. */
