@@ -224,6 +224,7 @@ reference_seq problem_reference_seq(const problem *problem, int32_t index)
     out.kv_len = seq->kv_len;
     out.causal = seq->mask == KVLEAF_MASK_CAUSAL;
     out.window = problem->geometry.window;
+    out.softcap = problem->geometry.softcap;
     return out;
 }
 
@@ -354,6 +355,7 @@ kvleaf_attention_params problem_attention_params(const problem_geometry *geometr
     params.layout = geometry->view == PROBLEM_PACKED ? geometry->layout : KVLEAF_LAYOUT_STRIDED;
     params.block_size = geometry->view == PROBLEM_CONTIGUOUS ? 0 : geometry->block_size;
     params.window = geometry->window;
+    params.softcap = geometry->softcap;
     params.softmax_scale = geometry->softmax_scale;
     params.max_seqs = max_seqs;
     params.max_tokens = max_tokens;

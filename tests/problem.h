@@ -32,6 +32,7 @@ typedef struct problem_geometry {
     kvleaf_layout layout; /* of PACKED */
     int32_t num_heads, num_kv_heads, head_dim, block_size;
     int32_t window;
+    float softcap;
     float softmax_scale; /* 0 = default */
     bool odd;            /* odd offsets and strides, where else everything is packed */
 } problem_geometry;

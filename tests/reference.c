@@ -110,7 +110,7 @@ int64_t reference_visible(const reference_seq *seq, int64_t row)
 
 /* The same for keys first .. visible-1, widened already: k and v [kv_len][head_dim]; weights [visible]. */
 static double row_of(const double *k, const double *v, int32_t head_dim, int64_t first, int64_t visible, double scale,
-                     const double *q, double *weights, double *out)
+                     double softcap, const double *q, double *weights, double *out)
 {
     double maximum = -INFINITY, sum = 0;
     for (int32_t d = 0; d < head_dim; d++)
@@ -119,7 +119,7 @@ static double row_of(const double *k, const double *v, int32_t head_dim, int64_t
         double score = 0;
         for (int32_t d = 0; d < head_dim; d++)
             score += q[d] * k[j * head_dim + d];
-        weights[j] = score * scale;
+        weights[j] = softcap > 0 ? softcap * tanh(score * scale / softcap) : score * scale;
         if (weights[j] > maximum)
             maximum = weights[j];
     }
@@ -156,7 +156,8 @@ double reference_row(const reference_kv *kv, const reference_seq *seq, int32_t k
     double lse = NAN;
     if (memory) {
         widen(kv, seq, kv_head, first, visible, memory, memory + tile);
-        lse = row_of(memory, memory + tile, kv->head_dim, first, visible, scale, q, memory + 2 * tile, out);
+        lse =
+            row_of(memory, memory + tile, kv->head_dim, first, visible, scale, seq->softcap, q, memory + 2 * tile, out);
     }
     free(memory);
     return lse;
@@ -178,7 +179,7 @@ bool reference_attend(const reference_kv *kv, const reference_seq *seq, int32_t 
                 int64_t at = row * num_heads + head;
                 lse[at] =
                     row_of(memory, memory + tile, head_dim, reference_first(seq, row), reference_visible(seq, row),
-                           scale, q + at * head_dim, memory + 2 * tile, out + at * head_dim);
+                           scale, seq->softcap, q + at * head_dim, memory + 2 * tile, out + at * head_dim);
             }
         }
     }

@@ -32,7 +32,8 @@ typedef struct reference_seq {
     int64_t first;        /* contiguous: its first token */
     int64_t q_len, kv_len;
     bool causal;
-    int64_t window;       /* tokens a row sees, its own included (on each side where not causal); 0 = all */
+    int64_t window; /* tokens a row sees, its own included (on each side where not causal); 0 = all */
+    double softcap; /* c > 0: a scaled score s counts as c * tanh(s / c); 0 = none */
 } reference_seq;
 
 /* Index of the element of a sequence's token at `position`. */

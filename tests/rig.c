@@ -73,6 +73,7 @@ kvleaf_status rig_make_cache(rig *r)
                                    .num_kv_heads = r->p.num_kv_heads,
                                    .head_dim_k = rig_dim(r, i),
                                    .window = r->p.window[i],
+                                   .softcap = r->p.softcap[i],
                                    .kv_layer = r->p.kv_layer[i]};
     return kvleaf_cache_create(r->device,
                                kvleaf_cache_params(.layers = layers, .num_layers = r->p.num_layers, .pools = r->pools,
@@ -441,8 +442,11 @@ static void check_seq(rig *r, const rig_step *step, int32_t layer, int32_t index
                              .k_head_stride = dim,
                              .v_token_stride = r->p.num_kv_heads * dim,
                              .v_head_stride = dim};
-    const reference_seq reference = {
-        .q_len = q_len, .kv_len = kv_len, .causal = step->mask == KVLEAF_MASK_CAUSAL, .window = r->p.window[layer]};
+    const reference_seq reference = {.q_len = q_len,
+                                     .kv_len = kv_len,
+                                     .causal = step->mask == KVLEAF_MASK_CAUSAL,
+                                     .window = r->p.window[layer],
+                                     .softcap = r->p.softcap[layer]};
     assert_true(reference_attend(&kv, &reference, heads, r->p.num_kv_heads, reference_scale(0, dim), q, out, lse));
     double tolerance = reference_tolerance(r->p.q_dtype, r->p.kv_dtype, r->p.out_dtype);
     for (int32_t row = 0; row < q_len; row++)
@@ -513,19 +517,6 @@ void rig_commit(rig *r, const rig_step *step, const int32_t *accepted)
             cut(step->seqs[i], step->seqs[i]->committed);
         rig_check_lengths(r, step->seqs[i], step->seqs[i]->committed);
     }
-}
-
-void rig_run(rig *r, const rig_step *step, const char *what)
-{
-    ASSERT_OK(rig_build(r, step));
-    rig_layers(r, step, what);
-    rig_commit(r, step, NULL);
-}
-
-void rig_run_one(rig *r, rig_seq *seq, int32_t num_q, kvleaf_family family, const char *what)
-{
-    const rig_step step = {.seqs = {seq}, .num_q = {num_q}, .n = 1, .family = family};
-    rig_run(r, &step, what);
 }
 
 size_t rig_row_bytes(const rig *r, int32_t layer)

@@ -18,10 +18,11 @@ typedef struct rig_params {
     kvleaf_layout layout;
     int32_t num_layers, num_heads, num_kv_heads, head_dim, block_size, num_blocks;
     int32_t kv_layer[RIG_LAYERS], window[RIG_LAYERS]; /* as kvleaf_layer */
-    int32_t layer_dim[RIG_LAYERS];                    /* head_dim of a layer; 0 = head_dim */
+    float softcap[RIG_LAYERS];
+    int32_t layer_dim[RIG_LAYERS]; /* head_dim of a layer; 0 = head_dim */
     int32_t swap_blocks;
     int32_t window_blocks; /* of pools with a window; 0 = num_blocks */
-    bool fused_first; /* layers 0, 2, ... append and attend in one call, instead of 1, 3, ... */
+    bool fused_first;      /* layers 0, 2, ... append and attend in one call, instead of 1, 3, ... */
     bool no_plan;          /* what needs no step needs no programs for it */
     int32_t max_sequences, max_context, max_entries, max_tokens, steps_in_flight;
     int64_t max_decode_keys;

@@ -1,9 +1,22 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What a rig's cache says of itself. */
+/* Whole steps of a rig, and what its cache says of itself. */
 #define _POSIX_C_SOURCE 200809L
 #include <time.h>
 
 #include "rig.h"
+
+void rig_run(rig *r, const rig_step *step, const char *what)
+{
+    ASSERT_OK(rig_build(r, step));
+    rig_layers(r, step, what);
+    rig_commit(r, step, NULL);
+}
+
+void rig_run_one(rig *r, rig_seq *seq, int32_t num_q, kvleaf_family family, const char *what)
+{
+    const rig_step step = {.seqs = {seq}, .num_q = {num_q}, .n = 1, .family = family};
+    rig_run(r, &step, what);
+}
 
 kvleaf_blocks_stats rig_stats(const rig *r)
 {

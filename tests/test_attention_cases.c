@@ -225,6 +225,35 @@ static void test_equal_scores_at_every_length(void **state)
     }
 }
 
+/* Scores under a cap of 1, which bends nearly all: the mean of equal ones, causal and not, and sharp ones. */
+static void test_capped_scores(void **state)
+{
+    static const int32_t lengths[] = {65, 1, 300, 9, 0};
+    (void)state;
+    EACH_RIG(r)
+    {
+        problem_geometry g = usual(r, KVLEAF_F16);
+        problem_seq seqs[4 * COUNT(lengths)];
+        g.softcap = 1;
+        kvleaf_attention *attention = make_attention(r, &g, COUNT(seqs), 2 * COUNT(seqs), 512);
+        for (int32_t i = 0; i < COUNT(seqs); i++)
+            seqs[i] = (problem_seq){.id = (uint32_t)i,
+                                    .q_len = 1 + i / 2 % 2,
+                                    .kv_len = lengths[i / 4],
+                                    .family = i % 2 ? KVLEAF_FAMILY_DECODE : KVLEAF_FAMILY_PREFILL,
+                                    .mask = i / 2 % 2 ? KVLEAF_MASK_CAUSAL : KVLEAF_MASK_NONE};
+        for (int sharp = 0; sharp < 2; sharp++) {
+            problem_options options = {.seed = 5, .value = sharp ? NULL : no_query};
+            problem made;
+            solve(r, attention, &g, seqs, COUNT(seqs), &options, &made);
+            for (int32_t i = 0; !sharp && i < 4 * 4; i++)
+                assert_true(fabsf(problem_out(&made, made.cu_q[i + 1] - 1, 3, i % 8) - 1) <= 2e-6f);
+            problem_destroy(&made);
+        }
+        kvleaf_attention_destroy(&attention);
+    }
+}
+
 /* Sequences without queries, without keys, without both; whole batches of them; a batch of nothing. */
 static void test_empty_sequences_and_batches(void **state)
 {
@@ -428,6 +457,7 @@ int main(void)
         cmocka_unit_test(test_more_queries_than_keys),
         cmocka_unit_test(test_a_prompt_in_chunks),
         cmocka_unit_test(test_equal_scores_at_every_length),
+        cmocka_unit_test(test_capped_scores),
         cmocka_unit_test(test_empty_sequences_and_batches),
         cmocka_unit_test(test_every_ratio_and_block_size),
         cmocka_unit_test(test_a_batch_that_shrinks_on_one_table),

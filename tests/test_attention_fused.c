@@ -90,25 +90,29 @@ static const struct {
     int rig;
     problem_geometry geometry;
 } families[] = {
-    {"portable, strided", 0, {KVLEAF_F32, KVLEAF_F16, KVLEAF_F32, PROBLEM_NHD, 0, 6, 2, 20, 5, 0, 0, true}},
-    {"portable, heads first, windows", 0, {KVLEAF_F32, KVLEAF_F32, KVLEAF_F32, PROBLEM_HND, 0, 4, 2, 16, 16, 70, 0, 0}},
+    {"portable, strided", 0, {KVLEAF_F32, KVLEAF_F16, KVLEAF_F32, PROBLEM_NHD, 0, 6, 2, 20, 5, 0, 0, 0, true}},
+    {"portable, heads first, windows",
+     0,
+     {KVLEAF_F32, KVLEAF_F32, KVLEAF_F32, PROBLEM_HND, 0, 4, 2, 16, 16, 70, 0, 0, 0}},
     {"portable, cpu16",
      0,
-     {KVLEAF_F16, KVLEAF_BF16, KVLEAF_F32, PROBLEM_PACKED, KVLEAF_LAYOUT_CPU16, 4, 2, 17, 16, 0, 0, 0}},
+     {KVLEAF_F16, KVLEAF_BF16, KVLEAF_F32, PROBLEM_PACKED, KVLEAF_LAYOUT_CPU16, 4, 2, 17, 16, 0, 0, 0, 0}},
     {"portable_vector, dim8",
      1,
-     {KVLEAF_F16, KVLEAF_F16, KVLEAF_F16, PROBLEM_PACKED, KVLEAF_LAYOUT_DIM8, 4, 2, 24, 16, 0, 0, 0}},
+     {KVLEAF_F16, KVLEAF_F16, KVLEAF_F16, PROBLEM_PACKED, KVLEAF_LAYOUT_DIM8, 4, 2, 24, 16, 0, 0, 0, 0}},
     {"portable_fixed, swizzle8",
      1,
-     {KVLEAF_BF16, KVLEAF_BF16, KVLEAF_F32, PROBLEM_PACKED, KVLEAF_LAYOUT_SWIZZLE8, 2, 2, 72, 8, 0, 0, true}},
-    {"cpu, cpu16", 1, {KVLEAF_F32, KVLEAF_F16, KVLEAF_F32, PROBLEM_PACKED, KVLEAF_LAYOUT_CPU16, 6, 2, 80, 32, 0, 0, 0}},
+     {KVLEAF_BF16, KVLEAF_BF16, KVLEAF_F32, PROBLEM_PACKED, KVLEAF_LAYOUT_SWIZZLE8, 2, 2, 72, 8, 0, 0, 0, true}},
+    {"cpu, cpu16",
+     1,
+     {KVLEAF_F32, KVLEAF_F16, KVLEAF_F32, PROBLEM_PACKED, KVLEAF_LAYOUT_CPU16, 6, 2, 80, 32, 0, 0, 0, 0}},
     {"cpu, cpu16, windows",
      1,
-     {KVLEAF_F32, KVLEAF_F32, KVLEAF_F32, PROBLEM_PACKED, KVLEAF_LAYOUT_CPU16, 4, 2, 16, 16, 70, 0, 0}},
+     {KVLEAF_F32, KVLEAF_F32, KVLEAF_F32, PROBLEM_PACKED, KVLEAF_LAYOUT_CPU16, 4, 2, 16, 16, 70, 0, 0, 0}},
     {"cpu, rows",
      1,
-     {KVLEAF_F32, KVLEAF_BF16, KVLEAF_F32, PROBLEM_PACKED, KVLEAF_LAYOUT_ROWS, 4, 1, 17, 7, 0, 0, true}},
-    {"cpu, strided", 1, {KVLEAF_F32, KVLEAF_F32, KVLEAF_F32, PROBLEM_NHD, 0, 4, 2, 16, 16, 0, 0, true}},
+     {KVLEAF_F32, KVLEAF_BF16, KVLEAF_F32, PROBLEM_PACKED, KVLEAF_LAYOUT_ROWS, 4, 1, 17, 7, 0, 0, 0, true}},
+    {"cpu, strided", 1, {KVLEAF_F32, KVLEAF_F32, KVLEAF_F32, PROBLEM_NHD, 0, 4, 2, 16, 16, 0, 0, 0, true}},
 };
 
 /* One token a sequence, around blocks and splits, from the model's dtype, the cache's and f32. */
@@ -135,7 +139,8 @@ static void test_every_family(void **state)
     }
 }
 
-static const problem_geometry plain = {KVLEAF_F32, KVLEAF_F32, KVLEAF_F32, PROBLEM_NHD, 0, 4, 2, 16, 16, 0, 0, false};
+static const problem_geometry plain = {KVLEAF_F32, KVLEAF_F32, KVLEAF_F32, PROBLEM_NHD, 0, 4,    2,
+                                       16,         16,         0,          0,           0, false};
 
 /* What is no step of one decode row a sequence: append, then attend. */
 static void test_other_steps(void **state)

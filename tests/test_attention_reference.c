@@ -94,6 +94,22 @@ static void test_worked_rows(void **state)
     assert_near(lse[3], log(9));
 }
 
+/* Scores 0 and 2, under a cap of 2 tanh(1) of it. */
+static void test_a_softcap_bends_scores(void **state)
+{
+    const float k[] = {0, 0, 2, 0}, v[] = {1, 2, 3, 4};
+    const double q[] = {1, 0}, bent = 2 * 0.76159415595576488812;
+    reference_kv kv = small_kv();
+    reference_seq seq = {.q_len = 1, .kv_len = 2, .softcap = 2};
+    double out[2], lse;
+    (void)state;
+    kv.k = k;
+    kv.v = v;
+    lse = reference_row(&kv, &seq, 0, 2, 1, q, out);
+    assert_near(lse, log(1 + exp(bent)));
+    assert_near(out[0], (1 + 3 * exp(bent)) / (1 + exp(bent)));
+}
+
 static void test_the_mask_is_bottom_right_aligned(void **state)
 {
     const struct {
@@ -191,6 +207,7 @@ int main(void)
         cmocka_unit_test(test_halves_survive_the_round_trip),
         cmocka_unit_test(test_rounding_is_to_nearest_even),
         cmocka_unit_test(test_worked_rows),
+        cmocka_unit_test(test_a_softcap_bends_scores),
         cmocka_unit_test(test_the_mask_is_bottom_right_aligned),
         cmocka_unit_test(test_a_row_that_sees_nothing_is_empty),
         cmocka_unit_test(test_merge_is_attention_over_the_union),

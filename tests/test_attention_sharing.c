@@ -190,9 +190,9 @@ static void test_rows_are_grouped_by_their_blocks(void **state)
 /* On the device. */
 
 static const problem_geometry geometries[] = {
-    {KVLEAF_F32, KVLEAF_F32, KVLEAF_F32, PROBLEM_NHD, KVLEAF_LAYOUT_STRIDED, 24, 2, 16, 16, 0, 0, false},
-    {KVLEAF_F16, KVLEAF_F16, KVLEAF_F32, PROBLEM_PACKED, KVLEAF_LAYOUT_CPU16, 4, 2, 80, 16, 0, 0, false},
-    {KVLEAF_F32, KVLEAF_F32, KVLEAF_F32, PROBLEM_NHD, KVLEAF_LAYOUT_STRIDED, 12, 2, 16, 5, 0, 0, true},
+    {KVLEAF_F32, KVLEAF_F32, KVLEAF_F32, PROBLEM_NHD, KVLEAF_LAYOUT_STRIDED, 24, 2, 16, 16, 0, 0, 0, false},
+    {KVLEAF_F16, KVLEAF_F16, KVLEAF_F32, PROBLEM_PACKED, KVLEAF_LAYOUT_CPU16, 4, 2, 80, 16, 0, 20, 0, false},
+    {KVLEAF_F32, KVLEAF_F32, KVLEAF_F32, PROBLEM_NHD, KVLEAF_LAYOUT_STRIDED, 12, 2, 16, 5, 0, 0, 0, true},
 };
 
 static kvleaf_attention *make_attention(const problem_geometry *geometry, kvleaf_sharing sharing)

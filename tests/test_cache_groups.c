@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* A model whose layers differ in window and head_dim, through the managed cache: every row against the reference, in
- * prefill, decode and mixed batches, over forks and truncations, with several plans open. */
+/* A model whose layers differ in window, softcap and head_dim, through the managed cache: every row against the
+ * reference, in prefill, decode and mixed batches, over forks and truncations, with several plans open. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -8,12 +8,13 @@
 
 enum { WINDOW = 10 };
 
-/* Full layers of one head_dim, windowed ones of another; the third reads the second's K/V. */
+/* Full layers of one head_dim, windowed ones with capped scores of another; the third reads the second's K/V. */
 static rig_params hybrid(void)
 {
     rig_params p = rig_defaults();
     p.num_layers = 4;
     p.window[1] = p.window[2] = WINDOW;
+    p.softcap[1] = p.softcap[2] = 8;
     p.layer_dim[1] = p.layer_dim[2] = 8;
     p.kv_layer[2] = 2;
     p.num_blocks = 64;

@@ -12,9 +12,8 @@
  *
  * Nothing of a row's arithmetic depends on the piece it is in: lanes are tokens (scores) or dims (values), and sums
  * run in the order of the tokens of the split. */
-#include "common/masks.clh"
 #include "cpu/append.clh"
-#include "cpu/units.clh"
+#include "cpu/decode_piece.clh"
 
 #define STREAMS 4                                       /* units read side by side */
 #define GROUP_TOKENS (STREAMS * UNIT_TOKENS)
@@ -22,69 +21,6 @@
 #if SPLIT_TOKENS % 64 != 0
 #error "a split is a whole number of four units"
 #endif
-
-/* Query heads of a KV head are taken in register tiles: up to 6 heads x 4 vectors of accumulators leave room for the
- * operands among 32 registers. The last tile repeats the group's last head where the group doesn't divide. */
-#define MOST_TILE_HEADS 6
-#define GROUP_TILES ((GROUP + MOST_TILE_HEADS - 1) / MOST_TILE_HEADS)
-#define TILE_HEADS ((GROUP + GROUP_TILES - 1) / GROUP_TILES)
-
-/* A piece holds at most about this many query heads, so that its scores stay in the second-level cache. */
-#define MOST_PIECE_HEADS 96
-#define MOST_PIECE_TILES (MOST_PIECE_HEADS / TILE_HEADS)
-#define PIECE_TILES (GROUP_TILES < MOST_PIECE_TILES ? GROUP_TILES : MOST_PIECE_TILES)
-#define GROUP_PIECES ((GROUP_TILES + PIECE_TILES - 1) / PIECE_TILES)
-#define KV_HEAD_ROWS (PIECE_TILES * TILE_HEADS)
-#define PIECE_KV_HEADS (GROUP_PIECES > 1 ? 1 : MOST_PIECE_HEADS / KV_HEAD_ROWS)
-#define PIECE_ROWS (PIECE_KV_HEADS * KV_HEAD_ROWS)
-
-/* Fewer pieces than this for each compute unit: they are cut by KV head. */
-#define PIECES_A_UNIT 4
-
-typedef struct piece {
-    __global const int *row;     /* the first of its rows, plan.h */
-    int rows, split, table;
-    int first_token, tokens;     /* of the split, whole units before the window left out; 0 tokens: the row sees none */
-    int skip;                    /* tokens of the first unit that lie before the window */
-    int kv_head, kv_heads;
-    int head, tiles;             /* the first head within the group, and the register tiles of all rows */
-} piece;
-
-/* KV heads of a piece: all that fit, fewer where that leaves compute units without work. */
-inline int heads_of_pieces(int num_kv_heads, int num_items)
-{
-    int wanted = PIECES_A_UNIT * (int)get_global_size(0);
-    int heads = num_items >= wanted ? num_kv_heads : num_kv_heads * num_items / wanted;
-    return clamp(heads, 1, min(num_kv_heads, PIECE_KV_HEADS));
-}
-
-inline piece find_piece(__global const int *meta, int4 work, int num_kv_heads, int kv_heads, int index)
-{
-    piece found;
-    int head_pieces = (num_kv_heads + kv_heads - 1) / kv_heads;
-    __global const int *item = meta + work.s1 + index / (head_pieces * GROUP_PIECES) * SPLIT_INTS;
-    __global const int *row = meta + work.s0 + item[SPLIT_ROW] * ROW_INTS;
-    int first = first_of_row(row), begin = (first / SPLIT_TOKENS + item[SPLIT_INDEX]) * SPLIT_TOKENS;
-    int tile = index % GROUP_PIECES * PIECE_TILES;
-    found.row = row;
-    found.rows = item[SPLIT_ROWS];
-    found.split = item[SPLIT_INDEX];
-    found.table = row[ROW_TABLE];
-    found.first_token = max(begin, first / UNIT_TOKENS * UNIT_TOKENS);
-    found.tokens = clamp(row[ROW_VISIBLE], found.first_token, begin + SPLIT_TOKENS) - found.first_token;
-    found.skip = max(first - found.first_token, 0);
-    found.kv_head = item[SPLIT_KV_HEAD] + index / GROUP_PIECES % head_pieces * kv_heads;
-    found.kv_heads = min(kv_heads, item[SPLIT_KV_HEAD] + item[SPLIT_KV_HEADS] - found.kv_head);
-    found.head = tile * TILE_HEADS;
-    found.tiles = min(PIECE_TILES, GROUP_TILES - tile) * found.rows;
-    if (found.kv_heads <= 0) /* the item has fewer KV heads than others: nothing is left of it */
-        found.kv_heads = found.tokens = 0;
-    return found;
-}
-
-/* Rows of the private arrays: [kv head of the piece][row of the piece][head of its tiles]. Where a group is more than
- * one piece, pieces have one row. */
-#define PIECE_ROW(now, kv, tile) ((kv) * (now)->rows * KV_HEAD_ROWS + (tile) * TILE_HEADS)
 
 inline void load_q(__global const Q_ELEM *q, long4 q_view, const piece *now, float scale, float16 *q_rows)
 {
@@ -267,6 +203,21 @@ inline void softmax_row(float16 *scores, int skip, int tokens, float *row_max, f
     }
     *row_max = m;
     *row_sum = sum_lanes(sum);
+}
+
+/* Scores of a piece become weights. */
+inline void softmax_piece(const piece *now, float16 *scores, float *row_max, float *row_sum)
+{
+    int heads = now->tiles / now->rows * TILE_HEADS, units = (now->tokens + UNIT_TOKENS - 1) / UNIT_TOKENS;
+    for (int kv = 0; kv < now->kv_heads; kv++) {
+        int first = PIECE_ROW(now, kv, 0), rows = PIECE_ROW(now, kv, now->tiles) - first;
+        for (int i = 0; i < rows; i++) {
+            int head = (now->kv_head + kv) * GROUP + min(now->head + i % heads, GROUP - 1);
+            float16 *row = scores + (first + i) * SPLIT_UNITS;
+            change_scores(row, units, head, now->first_token, now->row[i / heads * ROW_INTS + ROW_VISIBLE] - 1);
+            softmax_row(row, now->skip, now->tokens, row_max + first + i, row_sum + first + i);
+        }
+    }
 }
 
 inline void store_partials(__global float *partials, int num_heads, const piece *now, const float16 *acc,
@@ -527,9 +478,7 @@ kvl_decode(__global const Q_ELEM *q, long4 q_view, __global KV_ELEM *k, long4 k_
 #else
         score_piece(k, k_view, table, &now, q_rows, scores);
 #endif
-        for (int kv = 0; kv < now.kv_heads; kv++)
-            for (int row = PIECE_ROW(&now, kv, 0); row < PIECE_ROW(&now, kv, now.tiles); row++)
-                softmax_row(scores + row * SPLIT_UNITS, now.skip, now.tokens, row_max + row, row_sum + row);
+        softmax_piece(&now, scores, row_max, row_sum);
 #if KV_LAYOUT == LAYOUT_CPU16
         sum_piece(&from, &now, v_view.s3, scores, acc);
 #else

@@ -12,7 +12,6 @@
  * A row's bits don't depend on the tile, the item or the chunk it is in: its sums run over the same keys in the same
  * order, what it doesn't see is selected away, and its maximum, rounded to an integer in the log2 domain, makes
  * every rescaling an exact power of two. */
-#include "common/masks.clh"
 #include "cpu/units.clh"
 
 #define TILE_TOKENS 256
@@ -368,8 +367,11 @@ inline void softmax_tile(const tile *now, int first, state *at)
 {
     for (int group = 0; group < now->groups; group++) {
         int units = (min(units_of(seen_by_group(at, group, first)), TILE_UNITS) + 1) / 2 * 2;
-        for (int r = group * ROWS; units > 0 && r < (group + 1) * ROWS; r++)
+        for (int r = group * ROWS; units > 0 && r < (group + 1) * ROWS; r++) {
+            int head = now->kv_head * GROUP + now->head + r % now->heads;
+            change_scores(at->scores + r * TILE_UNITS, units, head, first, at->visible[r] - 1);
             softmax_row(r, at->first[r] - first, at->visible[r] - first, units, at);
+        }
     }
 }
 

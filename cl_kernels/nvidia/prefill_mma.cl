@@ -31,13 +31,15 @@ inline void weigh_block(float x[TILES][SCORES], uint p[TILES][SCORES / 2], float
 #pragma unroll
     for (int i = 0; i < TILES; i++) {
         float by0, by1;
-        if (some) {
+        if (some || SCORE_CHANGES) {
             const limits see = limits_of(t, first_row + 16 * i);
+            const place at = place_rows(t, first_row + 16 * i);
+            change_scores(x[i], &at, &see, block * KEYS + 2 * (int)(lane & 3u), scale_log2);
             hide(x[i], &see, block * KEYS + 2 * (int)(lane & 3u));
         }
-        if (grow(x[i], &sums[i], scale_log2, &by0, &by1))
+        if (grow(x[i], &sums[i], LATE_SCALE(scale_log2), &by0, &by1))
             rescale(o[i], by0, by1);
-        weigh(x[i], &sums[i], scale_log2);
+        weigh(x[i], &sums[i], LATE_SCALE(scale_log2));
         pack_weights(p[i], x[i]);
     }
 }

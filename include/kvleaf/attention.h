@@ -26,11 +26,11 @@ typedef enum kvleaf_memory {
  * 0 = num_heads, head_stride 0 = 1. */
 typedef struct kvleaf_tensor {
     kvleaf_memory memory;
-    void *handle;           /* a cl_mem of the device's context */
-    uint64_t offset;        /* bytes to the first element; a multiple of the element size */
+    void *handle;    /* a cl_mem of the device's context */
+    uint64_t offset; /* bytes to the first element; a multiple of the element size */
     kvleaf_dtype dtype;
-    int64_t token_stride;   /* elements; 0 = packed: heads * head_dim */
-    int64_t head_stride;    /* elements; 0 = packed: head_dim */
+    int64_t token_stride; /* elements; 0 = packed: heads * head_dim */
+    int64_t head_stride;  /* elements; 0 = packed: head_dim */
 } kvleaf_tensor;
 
 /* Keys and values in the caller's buffers. Paged (block_size > 0): element (block, token, head, dim) of a STRIDED
@@ -41,9 +41,9 @@ typedef struct kvleaf_tensor {
 typedef struct kvleaf_kv_view {
     uint32_t struct_size;
     kvleaf_tensor k, v;
-    int64_t block_stride;   /* elements, K and V alike; 0 = num_kv_heads * tile */
-    kvleaf_layout layout;   /* AUTO = STRIDED */
-    int32_t num_blocks;     /* paged: blocks in the buffers */
+    int64_t block_stride; /* elements, K and V alike; 0 = num_kv_heads * tile */
+    kvleaf_layout layout; /* AUTO = STRIDED */
+    int32_t num_blocks;   /* paged: blocks in the buffers */
 } kvleaf_kv_view;
 
 #define KVLEAF_KV_VIEW_INIT KVLEAF_INIT(kvleaf_kv_view)
@@ -51,75 +51,75 @@ typedef struct kvleaf_kv_view {
 /* Which kernel family computes a sequence's rows. Within one family results are bit for bit independent of the
  * batch. */
 typedef enum kvleaf_family {
-    KVLEAF_FAMILY_AUTO = 0,     /* decode up to a row count fixed per device (1), prefill above */
+    KVLEAF_FAMILY_AUTO = 0, /* decode up to a row count fixed per device (1), prefill above */
     KVLEAF_FAMILY_PREFILL = 1,
     KVLEAF_FAMILY_DECODE = 2
 } kvleaf_family;
 
 typedef enum kvleaf_mask {
-    KVLEAF_MASK_CAUSAL = 0,     /* bottom-right aligned: key j is visible to row i iff j <= i + seqlen_k - seqlen_q */
+    KVLEAF_MASK_CAUSAL = 0, /* bottom-right aligned: key j is visible to row i iff j <= i + seqlen_k - seqlen_q */
     KVLEAF_MASK_NONE = 1
 } kvleaf_mask;
 
 /* Whether decode reads the leading blocks that several sequences of a batch share once for all of them (cascade
  * attention). Results are the same to the bit. */
 typedef enum kvleaf_sharing {
-    KVLEAF_SHARING_AUTO = 0,    /* where it was measured to be faster */
+    KVLEAF_SHARING_AUTO = 0, /* where it was measured to be faster */
     KVLEAF_SHARING_OFF = 1,
-    KVLEAF_SHARING_ALWAYS = 2   /* wherever the decode variant can */
+    KVLEAF_SHARING_ALWAYS = 2 /* wherever the decode variant can */
 } kvleaf_sharing;
 
 typedef struct kvleaf_attention kvleaf_attention;
 
 typedef struct kvleaf_attention_params {
     uint32_t struct_size;
-    int32_t num_heads;          /* query heads, a multiple of num_kv_heads */
+    int32_t num_heads; /* query heads, a multiple of num_kv_heads */
     int32_t num_kv_heads;
-    int32_t head_dim_k;         /* 1 .. 256 */
-    int32_t head_dim_v;         /* 0 = head_dim_k; another value is UNSUPPORTED */
+    int32_t head_dim_k; /* 1 .. 256 */
+    int32_t head_dim_v; /* 0 = head_dim_k; another value is UNSUPPORTED */
     kvleaf_dtype q_dtype, kv_dtype, out_dtype;
-    kvleaf_layout layout;       /* of the views: AUTO = STRIDED */
-    int32_t block_size;         /* 1 .. 256; 0 = contiguous K/V */
-    float softmax_scale;        /* 0 = 1 / sqrt(head_dim_k) */
-    float softcap;              /* 0 = none; else UNSUPPORTED */
-    int32_t window;             /* tokens a row sees, itself included; 0 = all. With mask NONE as many on each side */
-    const float *sinks;         /* NULL = none; else UNSUPPORTED */
-    int32_t max_seqs;           /* sequences a batch; 0 = 64 */
-    int32_t max_tokens;         /* query rows a batch; 0 = 4096 */
-    int32_t max_context;        /* keys a sequence; 0 = 8192 */
-    int64_t max_decode_keys;    /* keys summed over the rows that the decode family computes in a batch, which sizes the
-                                   workspace; each row beyond max_seqs counts for one split (512 keys at most) more;
-                                   0 = max_seqs * max_context, or what a window lets so many rows see */
-    int32_t steps_in_flight;    /* staging slots; 0 = 2 */
-    int32_t device_tables;      /* 1 = block tables and lengths may be device-resident (portable kernels then) */
+    kvleaf_layout layout;    /* of the views: AUTO = STRIDED */
+    int32_t block_size;      /* 1 .. 256; 0 = contiguous K/V */
+    float softmax_scale;     /* 0 = 1 / sqrt(head_dim_k) */
+    float softcap;           /* c > 0: a scaled score s counts as c * tanh(s / c); 0 = none */
+    int32_t window;          /* tokens a row sees, itself included; 0 = all. With mask NONE as many on each side */
+    const float *sinks;      /* NULL = none; else UNSUPPORTED */
+    int32_t max_seqs;        /* sequences a batch; 0 = 64 */
+    int32_t max_tokens;      /* query rows a batch; 0 = 4096 */
+    int32_t max_context;     /* keys a sequence; 0 = 8192 */
+    int64_t max_decode_keys; /* keys summed over the rows that the decode family computes in a batch, which sizes the
+                                workspace; each row beyond max_seqs counts for one split (512 keys at most) more;
+                                0 = max_seqs * max_context, or what a window lets so many rows see */
+    int32_t steps_in_flight; /* staging slots; 0 = 2 */
+    int32_t device_tables;   /* 1 = block tables and lengths may be device-resident (portable kernels then) */
     kvleaf_sharing sharing;
 } kvleaf_attention_params;
 
 #define KVLEAF_ATTENTION_PARAMS_INIT KVLEAF_INIT(kvleaf_attention_params)
 #ifndef __cplusplus
-#define kvleaf_attention_params(...) \
-    (&(kvleaf_attention_params){ .struct_size = sizeof(kvleaf_attention_params), __VA_ARGS__ })
+#define kvleaf_attention_params(...)                                                                                   \
+    (&(kvleaf_attention_params){.struct_size = sizeof(kvleaf_attention_params), __VA_ARGS__})
 #endif
 
 /* The lengths and tables of a step. Host arrays are read before the call returns. */
 typedef struct kvleaf_batch {
     uint32_t struct_size;
-    int32_t num_seqs;                /* 0 is a batch of nothing */
-    const int32_t *cu_seqlens_q;     /* [num_seqs + 1], begins at 0, non-decreasing */
-    const int32_t *cu_seqlens_k;     /* contiguous K/V: [num_seqs + 1] */
-    const int32_t *seq_lens_k;       /* paged: [num_seqs] keys, those appended in this step included */
-    const int32_t *block_table;      /* paged: [num_seqs, block_table_stride]; columns behind a sequence's length are
-                                        never read */
-    int64_t block_table_stride;      /* entries */
-    int32_t num_blocks;              /* ids must lie in 0 .. num_blocks-1 */
-    const int64_t *slot_mapping;     /* [total_q] for append; slot = block * block_size + offset, negative = write
-                                        nothing; NULL = in place: the last seqlen_q positions of each sequence */
-    const kvleaf_family *families;   /* [num_seqs]; NULL = AUTO */
-    const kvleaf_mask *masks;        /* [num_seqs]; NULL = CAUSAL */
-    cl_mem device_block_table;       /* instead of block_table: int32; read by the kernels, ids not checked: a bad one
-                                        counts as masked tokens */
+    int32_t num_seqs;              /* 0 is a batch of nothing */
+    const int32_t *cu_seqlens_q;   /* [num_seqs + 1], begins at 0, non-decreasing */
+    const int32_t *cu_seqlens_k;   /* contiguous K/V: [num_seqs + 1] */
+    const int32_t *seq_lens_k;     /* paged: [num_seqs] keys, those appended in this step included */
+    const int32_t *block_table;    /* paged: [num_seqs, block_table_stride]; columns behind a sequence's length are
+                                      never read */
+    int64_t block_table_stride;    /* entries */
+    int32_t num_blocks;            /* ids must lie in 0 .. num_blocks-1 */
+    const int64_t *slot_mapping;   /* [total_q] for append; slot = block * block_size + offset, negative = write
+                                      nothing; NULL = in place: the last seqlen_q positions of each sequence */
+    const kvleaf_family *families; /* [num_seqs]; NULL = AUTO */
+    const kvleaf_mask *masks;      /* [num_seqs]; NULL = CAUSAL */
+    cl_mem device_block_table;     /* instead of block_table: int32; read by the kernels, ids not checked: a bad one
+                                      counts as masked tokens */
     uint64_t device_block_table_offset; /* bytes */
-    cl_mem device_seq_lens_k;        /* instead of the values of seq_lens_k, which then are upper bounds */
+    cl_mem device_seq_lens_k;           /* instead of the values of seq_lens_k, which then are upper bounds */
     uint64_t device_seq_lens_k_offset;  /* bytes */
 } kvleaf_batch;
 

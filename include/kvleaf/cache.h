@@ -26,31 +26,32 @@ typedef struct kvleaf_plan kvleaf_plan;
 
 typedef struct kvleaf_layer {
     int32_t num_heads, num_kv_heads;
-    int32_t head_dim_k, head_dim_v;  /* head_dim_v 0 = head_dim_k; another value is UNSUPPORTED */
-    int32_t window;                  /* tokens a row sees, itself included; 0 = all */
-    float softmax_scale;             /* 0 = 1 / sqrt(head_dim_k) */
-    float softcap;                   /* 0 = none; else UNSUPPORTED */
-    const float *sinks;              /* NULL = none; else UNSUPPORTED */
-    int32_t kv_layer;                /* 0 = K/V of its own; n = reads those of layer n - 1, an earlier one */
+    int32_t head_dim_k, head_dim_v; /* head_dim_v 0 = head_dim_k; another value is UNSUPPORTED */
+    int32_t window;                 /* tokens a row sees, itself included; 0 = all */
+    float softmax_scale;            /* 0 = 1 / sqrt(head_dim_k) */
+    float softcap;                  /* c > 0: a scaled score s counts as c * tanh(s / c); 0 = none */
+    const float *sinks;             /* NULL = none; else UNSUPPORTED */
+    int32_t kv_layer;               /* 0 = K/V of its own; n = reads those of layer n - 1, an earlier one */
 } kvleaf_layer;
 
 typedef struct kvleaf_cache_params {
     uint32_t struct_size;
-    const kvleaf_layer *layers;      /* [num_layers], copied. Layers of one num_kv_heads, head_dim and window are a
-                                        group; within a group num_heads is one, else UNSUPPORTED */
+    const kvleaf_layer *layers; /* [num_layers], copied. Layers of one num_kv_heads, head_dim and window are a
+                                   group; within a group num_heads and softcap are one, else
+                                   UNSUPPORTED */
     int32_t num_layers;
-    kvleaf_pool *const *pools;       /* [num_pools], retained; one a group, in the order in which the groups first occur
-                                        in `layers`; its num_layers = the group's layers with K/V of their own; all of
-                                        one block size */
+    kvleaf_pool *const *pools; /* [num_pools], retained; one a group, in the order in which the groups first occur
+                                  in `layers`; its num_layers = the group's layers with K/V of their own; all of
+                                  one block size */
     int32_t num_pools;
     kvleaf_dtype q_dtype, out_dtype;
-    int32_t max_sequences;           /* live at once; 0 = 256 */
-    int32_t max_context;             /* tokens a sequence; 0 = what the largest pool holds. At most what the smallest
-                                        pool of layers without a window holds */
-    const int32_t *free_order;       /* as kvleaf_blocks_params; with more than one group NULL */
+    int32_t max_sequences;     /* live at once; 0 = 256 */
+    int32_t max_context;       /* tokens a sequence; 0 = what the largest pool holds. At most what the smallest
+                                  pool of layers without a window holds */
+    const int32_t *free_order; /* as kvleaf_blocks_params; with more than one group NULL */
     int32_t free_count;
-    int32_t swap_blocks;             /* blocks a group in host memory for swapped sequences; 0 = no swap */
-    int32_t no_prefix_cache;         /* these as kvleaf_blocks_params */
+    int32_t swap_blocks;     /* blocks a group in host memory for swapped sequences; 0 = no swap */
+    int32_t no_prefix_cache; /* these as kvleaf_blocks_params */
     const kvleaf_eviction *eviction;
     kvleaf_event_fn event;
     void *event_user;
@@ -60,39 +61,37 @@ typedef struct kvleaf_cache_params {
 
 #define KVLEAF_CACHE_PARAMS_INIT KVLEAF_INIT(kvleaf_cache_params)
 #ifndef __cplusplus
-#define kvleaf_cache_params(...) \
-    (&(kvleaf_cache_params){ .struct_size = sizeof(kvleaf_cache_params), __VA_ARGS__ })
+#define kvleaf_cache_params(...) (&(kvleaf_cache_params){.struct_size = sizeof(kvleaf_cache_params), __VA_ARGS__})
 #endif
 
 typedef struct kvleaf_plan_params {
     uint32_t struct_size;
-    int32_t max_entries;             /* sequences a step; 0 = the cache's max_sequences */
-    int32_t max_tokens;              /* query rows a step; 0 = 4096 */
-    int64_t max_decode_keys;         /* as kvleaf_attention_params; 0 = max_entries * max_context, at most
-                                        4 x the pool's slots + max_entries x 512 */
-    int32_t steps_in_flight;         /* 0 = 2 */
-    kvleaf_sharing sharing;          /* as kvleaf_attention_params */
+    int32_t max_entries;     /* sequences a step; 0 = the cache's max_sequences */
+    int32_t max_tokens;      /* query rows a step; 0 = 4096 */
+    int64_t max_decode_keys; /* as kvleaf_attention_params; 0 = max_entries * max_context, at most
+                                4 x the pool's slots + max_entries x 512 */
+    int32_t steps_in_flight; /* 0 = 2 */
+    kvleaf_sharing sharing;  /* as kvleaf_attention_params */
 } kvleaf_plan_params;
 
 #define KVLEAF_PLAN_PARAMS_INIT KVLEAF_INIT(kvleaf_plan_params)
 #ifndef __cplusplus
-#define kvleaf_plan_params(...) \
-    (&(kvleaf_plan_params){ .struct_size = sizeof(kvleaf_plan_params), __VA_ARGS__ })
+#define kvleaf_plan_params(...) (&(kvleaf_plan_params){.struct_size = sizeof(kvleaf_plan_params), __VA_ARGS__})
 #endif
 
 /* What one sequence computes in a step: its next num_q extended, uncomputed tokens. */
 typedef struct kvleaf_batch_entry {
     kvleaf_seq seq;
-    int32_t num_q;                   /* >= 1 */
+    int32_t num_q; /* >= 1 */
     kvleaf_family family;
     kvleaf_mask mask;
-    uint32_t flags;                  /* 0 */
-    kvleaf_seq kv_seq;               /* 0 */
+    uint32_t flags;    /* 0 */
+    kvleaf_seq kv_seq; /* 0 */
 } kvleaf_batch_entry;
 
 /* Makes a cache over the pools and builds nothing yet. Retains device and pools. INVALID: a null, a group whose pool
  * has another geometry, more or fewer pools than groups, a GQA ratio that is no integer. UNSUPPORTED: a layer that
- * reads the K/V of one of another group, several num_heads in a group, softcap, sinks. FOREIGN: a pool of another
+ * reads the K/V of one of another group, several num_heads or softcaps in a group, sinks. FOREIGN: a pool of another
  * device. NO_MEMORY. */
 KVLEAF_API kvleaf_status kvleaf_cache_create(kvleaf_device *device, const kvleaf_cache_params *params,
                                              kvleaf_cache **out);
@@ -167,8 +166,8 @@ KVLEAF_API kvleaf_status kvleaf_plan_build(kvleaf_plan *plan, kvleaf_cache *cach
 
 /* Writes the step's new keys and values of a layer, [total_q, num_kv_heads, head_dim] of dtype q_dtype, the pool's or
  * f32, to their slots. INVALID: no open step, a layer that has no K/V of its own. */
-KVLEAF_API kvleaf_status kvleaf_append(kvleaf_plan *plan, int32_t layer, const kvleaf_tensor *k,
-                                       const kvleaf_tensor *v, const kvleaf_exec *exec);
+KVLEAF_API kvleaf_status kvleaf_append(kvleaf_plan *plan, int32_t layer, const kvleaf_tensor *k, const kvleaf_tensor *v,
+                                       const kvleaf_exec *exec);
 
 /* out[total_q, num_heads, head_dim]: each row's attention over its sequence's keys, those appended in this step
  * included. lse [total_q, num_heads] float32 may be NULL. As kvleaf_attention_attend. */
@@ -185,8 +184,8 @@ KVLEAF_API kvleaf_status kvleaf_append_attend(kvleaf_plan *plan, int32_t layer, 
 /* Copies the keys and values of the step's sequences (planned length) of a layer out of the pool, packed:
  * k, v [total_k, num_kv_heads, head_dim] of the pool's dtype. INVALID: as attend, and where blocks of one of the
  * sequences have left the layer's window. */
-KVLEAF_API kvleaf_status kvleaf_gather(kvleaf_plan *plan, int32_t layer, const kvleaf_tensor *k,
-                                       const kvleaf_tensor *v, const kvleaf_exec *exec);
+KVLEAF_API kvleaf_status kvleaf_gather(kvleaf_plan *plan, int32_t layer, const kvleaf_tensor *k, const kvleaf_tensor *v,
+                                       const kvleaf_exec *exec);
 
 /* Closes the step: of entry i the first accepted[i] tokens (NULL = all) count as computed, the rest is truncated.
  * INVALID: no open step; accepted[i] out of 0 .. num_q; after a failed append or attend the step can only be rolled

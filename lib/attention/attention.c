@@ -37,8 +37,9 @@ static kvleaf_status check_features(const kvleaf_attention_params *params)
     if (params->head_dim_v && params->head_dim_v != params->head_dim_k)
         return kvl_fail(KVLEAF_UNSUPPORTED, "head_dim_v", params->head_dim_v, params->head_dim_k,
                         "head_dim_v is %d, only head_dim_k (%d) is served", params->head_dim_v, params->head_dim_k);
-    if (params->softcap != 0)
-        return unsupported("softcap", "0");
+    if (!(params->softcap >= 0) || isinf(params->softcap))
+        return kvl_fail(KVLEAF_INVALID, "softcap", 0, 0, "softcap is %g, must be finite and not negative",
+                        (double)params->softcap);
     if (params->sinks)
         return unsupported("sinks", "NULL");
     if (!(params->softmax_scale >= 0) || isinf(params->softmax_scale))
@@ -122,6 +123,7 @@ static kvleaf_status resolve(const kvleaf_attention_params *params, kvl_engine_p
         .head_dim = params->head_dim_k,
         .block_size = params->block_size,
         .window = params->window,
+        .softcap = params->softcap,
         .device_tables = params->device_tables != 0,
     };
     *out = (kvl_engine_params){

@@ -24,8 +24,8 @@ static kvleaf_status check_layer(const kvleaf_layer *layers, int32_t i)
                         layer->head_dim_k);
     if (layer->window < 0)
         return kvl_fail_range("window", layer->window, 0, INT32_MAX);
-    if (layer->softcap != 0)
-        return kvl_fail(KVLEAF_UNSUPPORTED, "softcap", 0, 0, "layer %d has softcap %g, only 0 is served", i,
+    if (!(layer->softcap >= 0) || isinf(layer->softcap))
+        return kvl_fail(KVLEAF_INVALID, "softcap", i, 0, "layer %d has softcap %g, must be finite and not negative", i,
                         (double)layer->softcap);
     if (layer->sinks)
         return kvl_fail(KVLEAF_UNSUPPORTED, "sinks", i, 0, "layer %d has sinks, which are not served", i);
@@ -59,6 +59,10 @@ static kvleaf_status find_first(const kvleaf_layer *layers, int32_t i, int32_t *
         return kvl_fail(KVLEAF_UNSUPPORTED, "layers", i, *first,
                         "layer %d has %d heads, layer %d of its group %d: only one number is served", i,
                         layer->num_heads, *first, layers[*first].num_heads);
+    if (layer->softcap != layers[*first].softcap)
+        return kvl_fail(KVLEAF_UNSUPPORTED, "layers", i, *first,
+                        "layer %d has softcap %g, layer %d of its group %g: only one is served", i,
+                        (double)layer->softcap, *first, (double)layers[*first].softcap);
     return KVLEAF_OK;
 }
 
@@ -87,6 +91,7 @@ static kvleaf_status number_layers(kvleaf_cache *cache, const kvleaf_cache_param
                 .num_kv_heads = layer->num_kv_heads,
                 .head_dim = layer->head_dim_k,
                 .window = layer->window,
+                .softcap = layer->softcap,
             };
         bool owns = layer->kv_layer == 0;
         cache->layers[i] = (kvl_cache_layer){

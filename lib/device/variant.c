@@ -8,12 +8,14 @@
 
 void kvl_variant_key(const kvl_variant *variant, const kvl_geometry *geometry, char *key, size_t size)
 {
-    char window[16] = "";
+    char window[16] = "", softcap[24] = "";
     if (variant->windows && geometry->window)
         snprintf(window, sizeof window, ".w%d", (int)geometry->window);
-    snprintf(key, size, "%s.%s.q_%s.kv_%s.d%d.b%d%s", variant->family, variant->name,
+    if (variant->windows && geometry->softcap > 0)
+        snprintf(softcap, sizeof softcap, ".cap%g", (double)geometry->softcap);
+    snprintf(key, size, "%s.%s.q_%s.kv_%s.d%d.b%d%s%s", variant->family, variant->name,
              kvleaf_dtype_name(geometry->q_dtype), kvleaf_dtype_name(geometry->kv_dtype), (int)geometry->head_dim,
-             (int)geometry->block_size, window);
+             (int)geometry->block_size, window, softcap);
 }
 
 static void format_options(const kvl_variant *variant, const kvl_geometry *geometry, int32_t work_group, kvl_text *out)
@@ -38,6 +40,11 @@ static void format_options(const kvl_variant *variant, const kvl_geometry *geome
         kvl_text_format(out, " -DBLOCK_SIZE=%d", (int)geometry->block_size);
     if (variant->windows && geometry->window)
         kvl_text_format(out, " -DWINDOWED=1");
+    if (variant->windows && geometry->softcap > 0) {
+        uint32_t bits; /* as decimal digits it would be in the program's locale */
+        memcpy(&bits, &geometry->softcap, sizeof bits);
+        kvl_text_format(out, " -DSOFTCAP_BITS=0x%08xu", (unsigned)bits);
+    }
     if (variant->options)
         kvl_text_format(out, " %s", variant->options);
 }

@@ -15,6 +15,7 @@ typedef struct kvl_geometry {
     int32_t head_dim;
     int32_t block_size; /* 0 = contiguous K/V */
     int32_t window;     /* tokens a row sees, its own included; 0 = all */
+    float softcap;      /* of the scores; 0 = none */
     bool device_tables; /* block ids and lengths unknown to the host */
 } kvl_geometry;
 
@@ -31,7 +32,8 @@ typedef struct kvl_variant {
     /* NULL where the variant serves the geometry on the device, else a sentence saying why not. */
     const char *(*refuses)(const kvleaf_caps *caps, const kvl_geometry *geometry);
     unsigned fixed;         /* KVL_FIX_... */
-    bool windows;           /* a window is a matter of the program: -DWINDOWED=1, whatever it is */
+    bool windows;           /* it computes scores: a window is a matter of the program, -DWINDOWED=1 whatever it is, and
+                               so is a softcap, -DSOFTCAP_BITS */
     const char *options;    /* further options, or NULL */
     int32_t work_group;     /* work-items a work-group: halved until it is within the device's and the
                                kernels' limits, then given as -DWORK_GROUP */
@@ -65,7 +67,8 @@ typedef struct kvl_chosen {
     char key[128];      /* "decode.cpu.q_f32.kv_f16.d128.b16" */
 } kvl_chosen;
 
-/* The printed key of a variant for a geometry; "contiguous" K/V is b0; a window that it serves follows as ".w4096". */
+/* The printed key of a variant for a geometry; "contiguous" K/V is b0; a window and a softcap that it serves follow as
+ * ".w4096.cap50". */
 void kvl_variant_key(const kvl_variant *variant, const kvl_geometry *geometry, char *key, size_t size);
 
 /* Takes the best variant of the table (device->variants may force one). UNSUPPORTED: none serves; the message gives

@@ -68,6 +68,8 @@ static void print_json(const bench_rig *rig, const bench_config *config, const b
     cJSON_AddNumberToObject(row, "block_size", config->shape.block_size);
     if (config->shape.window)
         cJSON_AddNumberToObject(row, "window", config->shape.window);
+    if (config->shape.softcap > 0)
+        cJSON_AddNumberToObject(row, "softcap", config->shape.softcap);
     cJSON_AddStringToObject(row, "layout", result->layout);
     cJSON_AddStringToObject(row, "q_dtype", kvleaf_dtype_name((kvleaf_dtype)config->shape.q_dtype));
     cJSON_AddStringToObject(row, "kv_dtype", kvleaf_dtype_name((kvleaf_dtype)config->shape.kv_dtype));

@@ -244,6 +244,7 @@ static int make_attention(workload *work)
                                       .layout = work->layout,
                                       .block_size = shape->block_size,
                                       .window = shape->window,
+                                      .softcap = (float)shape->softcap,
                                       .max_seqs = config->batch,
                                       .max_tokens = work->total_q,
                                       .max_context = work->longest,
@@ -301,7 +302,8 @@ static reference_seq seq_of(const workload *work, int index)
                          .q_len = work->config->q_len,
                          .kv_len = work->lens[index],
                          .causal = true,
-                         .window = work->config->shape.window};
+                         .window = work->config->shape.window,
+                         .softcap = (float)work->config->shape.softcap};
     return seq;
 }
 

@@ -14,34 +14,38 @@ static const int32_t block_sizes[] = {16, 5, 32, 1, 64, 8, 2, 128, 4, 256};
 /* Around blocks, units, tiles and splits. */
 static const int32_t windows[] = {65, 4, 257, 16, 511, 1, 255, 17, 64, 513, 63, 256, 300, 15, 512};
 
-/* What makes a program: dtypes, view, whether there are windows, and for variants with constants also head_dim, group
- * and block size. */
+/* Where sharp scores are bent strongly, a little, and as models have it. */
+static const float softcaps[] = {8, 30, 50};
+
+/* What makes a program: dtypes, view, whether there are windows, the softcap, and for variants with constants also
+ * head_dim, group and block size. */
 typedef struct combination {
     kvleaf_dtype q, kv, out;
     problem_view view;
     kvleaf_layout layout;
     int32_t head_dim, group, block_size;
     bool windowed;
+    float softcap;
 } combination;
 
 static const combination fixed_list[] = {
-    {KVLEAF_F32, KVLEAF_F32, KVLEAF_F32, PROBLEM_PACKED, KVLEAF_LAYOUT_CPU16, 128, 4, 16, false},
-    {KVLEAF_F32, KVLEAF_F32, KVLEAF_F32, PROBLEM_PACKED, KVLEAF_LAYOUT_CPU16, 128, 4, 16, true},
-    {KVLEAF_F16, KVLEAF_F16, KVLEAF_F16, PROBLEM_PACKED, KVLEAF_LAYOUT_DIM8, 64, 8, 32, false},
-    {KVLEAF_F32, KVLEAF_F16, KVLEAF_F32, PROBLEM_PACKED, KVLEAF_LAYOUT_DIM8, 128, 4, 16, true},
-    {KVLEAF_F16, KVLEAF_BF16, KVLEAF_F32, PROBLEM_NHD, KVLEAF_LAYOUT_STRIDED, 80, 3, 5, false},
-    {KVLEAF_F16, KVLEAF_F16, KVLEAF_F16, PROBLEM_PACKED, KVLEAF_LAYOUT_DIM8, 128, 12, 8, true},
-    {KVLEAF_BF16, KVLEAF_BF16, KVLEAF_BF16, PROBLEM_PACKED, KVLEAF_LAYOUT_ROWS, 128, 4, 1, false},
+    {KVLEAF_F32, KVLEAF_F32, KVLEAF_F32, PROBLEM_PACKED, KVLEAF_LAYOUT_CPU16, 128, 4, 16, false, 0},
+    {KVLEAF_F32, KVLEAF_F32, KVLEAF_F32, PROBLEM_PACKED, KVLEAF_LAYOUT_CPU16, 128, 4, 16, true, 30},
+    {KVLEAF_F16, KVLEAF_F16, KVLEAF_F16, PROBLEM_PACKED, KVLEAF_LAYOUT_DIM8, 64, 8, 32, false, 0},
+    {KVLEAF_F32, KVLEAF_F16, KVLEAF_F32, PROBLEM_PACKED, KVLEAF_LAYOUT_DIM8, 128, 4, 16, true, 0},
+    {KVLEAF_F16, KVLEAF_BF16, KVLEAF_F32, PROBLEM_NHD, KVLEAF_LAYOUT_STRIDED, 80, 3, 5, false, 50},
+    {KVLEAF_F16, KVLEAF_F16, KVLEAF_F16, PROBLEM_PACKED, KVLEAF_LAYOUT_DIM8, 128, 12, 8, true, 8},
+    {KVLEAF_BF16, KVLEAF_BF16, KVLEAF_BF16, PROBLEM_PACKED, KVLEAF_LAYOUT_ROWS, 128, 4, 1, false, 0},
 };
 
 static const combination contiguous_list[] = {
-    {KVLEAF_BF16, KVLEAF_F32, KVLEAF_BF16, PROBLEM_CONTIGUOUS, KVLEAF_LAYOUT_STRIDED, 72, 7, 16, true},
+    {KVLEAF_BF16, KVLEAF_F32, KVLEAF_BF16, PROBLEM_CONTIGUOUS, KVLEAF_LAYOUT_STRIDED, 72, 7, 16, true, 0},
 };
 
 static const combination small_list[] = {
-    {KVLEAF_F32, KVLEAF_F32, KVLEAF_F32, PROBLEM_PACKED, KVLEAF_LAYOUT_CPU16, 16, 2, 16, false},
-    {KVLEAF_BF16, KVLEAF_BF16, KVLEAF_F32, PROBLEM_NHD, KVLEAF_LAYOUT_STRIDED, 8, 3, 5, true},
-    {KVLEAF_F16, KVLEAF_F16, KVLEAF_F16, PROBLEM_PACKED, KVLEAF_LAYOUT_DIM8, 16, 2, 8, false},
+    {KVLEAF_F32, KVLEAF_F32, KVLEAF_F32, PROBLEM_PACKED, KVLEAF_LAYOUT_CPU16, 16, 2, 16, false, 0},
+    {KVLEAF_BF16, KVLEAF_BF16, KVLEAF_F32, PROBLEM_NHD, KVLEAF_LAYOUT_STRIDED, 8, 3, 5, true, 8},
+    {KVLEAF_F16, KVLEAF_F16, KVLEAF_F16, PROBLEM_PACKED, KVLEAF_LAYOUT_DIM8, 16, 2, 8, false, 0},
 };
 
 static const struct {
@@ -64,7 +68,8 @@ kvl_geometry check_geometry(const problem_geometry *g)
                         .num_kv_heads = g->num_kv_heads,
                         .head_dim = g->head_dim,
                         .block_size = g->view == PROBLEM_CONTIGUOUS ? 0 : g->block_size,
-                        .window = g->window};
+                        .window = g->window,
+                        .softcap = g->softcap};
     return out;
 }
 
@@ -85,13 +90,15 @@ bool check_serves(const check_pass *pass, const kvleaf_caps *caps, const problem
 void check_describe(const problem_geometry *g, char *text, size_t size)
 {
     static const char *const names[] = {"NHD", "HND", "packed", "contiguous"};
-    char window[24] = "";
+    char window[24] = "", softcap[32] = "";
     if (g->window)
         snprintf(window, sizeof(window), ", window %d", g->window);
-    snprintf(text, size, "q %s, K/V %s, out %s, %s, %d/%d heads of %d, block size %d%s, scale %g%s",
+    if (g->softcap > 0)
+        snprintf(softcap, sizeof(softcap), ", softcap %g", g->softcap);
+    snprintf(text, size, "q %s, K/V %s, out %s, %s, %d/%d heads of %d, block size %d%s%s, scale %g%s",
              kvleaf_dtype_name(g->q_dtype), kvleaf_dtype_name(g->kv_dtype), kvleaf_dtype_name(g->out_dtype),
              g->view == PROBLEM_PACKED ? kvleaf_layout_name(g->layout) : names[g->view], g->num_heads, g->num_kv_heads,
-             g->head_dim, g->view == PROBLEM_CONTIGUOUS ? 0 : g->block_size, window,
+             g->head_dim, g->view == PROBLEM_CONTIGUOUS ? 0 : g->block_size, window, softcap,
              reference_scale(g->softmax_scale, g->head_dim), g->odd ? ", odd strides and offsets" : "");
 }
 
@@ -127,6 +134,7 @@ static problem_geometry vary(const combination *base, unsigned fixed, uint64_t n
     if (g.view == PROBLEM_NHD && n % 4 == 1)
         g.view = PROBLEM_HND;
     g.window = base->windowed ? windows[n % COUNT(windows)] : 0;
+    g.softcap = base->softcap;
     g.odd = n % 2 == 1;
     g.softmax_scale = n % 4 == 2 ? 0.3f : 0;
     return g;
@@ -212,7 +220,10 @@ static combination draw_combination(uint64_t draw)
     out.group = groups[draw % COUNT(groups)];
     draw /= COUNT(groups);
     out.block_size = block_sizes[draw % COUNT(block_sizes)];
-    out.windowed = draw / COUNT(block_sizes) % 3 == 0;
+    draw /= COUNT(block_sizes);
+    out.windowed = draw % 3 == 0;
+    draw /= 3;
+    out.softcap = draw % 4 == 0 ? softcaps[draw / 4 % COUNT(softcaps)] : 0;
     return out;
 }
 
@@ -244,6 +255,7 @@ static bool add_all(shape_list *list, const check_pass *pass, const kvleaf_caps 
             base.group = groups[(i + d) % COUNT(groups)];
             base.block_size = block_sizes[(i * 3 + d * 7) % COUNT(block_sizes)];
             base.windowed = (i + d) % 3 == 0;
+            base.softcap = (i + d) % 4 == 0 ? softcaps[d % COUNT(softcaps)] : 0;
             problem_geometry g = vary(&base, ~0u, (uint64_t)(i + d), 256);
             if (check_serves(pass, caps, &g) && !add(list, &g))
                 return false;

@@ -79,12 +79,13 @@ void cli_progress(const char *what, int64_t done, int64_t total);
 /* The shape options that several programs share. */
 typedef struct cli_shape {
     int heads, kv_heads, head_dim, block_size, window;
+    double softcap;
     int q_dtype, kv_dtype; /* kvleaf_dtype */
 } cli_shape;
 
 #define CLI_SHAPE_DEFAULTS                                                                                             \
     {                                                                                                                  \
-        32, 8, 128, 16, 0, KVLEAF_F16, KVLEAF_F16                                                                      \
+        32, 8, 128, 16, 0, 0, KVLEAF_F16, KVLEAF_F16                                                                   \
     }
 
 extern const char *const cli_dtypes[]; /* f16, bf16, f32 in the order of kvleaf_dtype */
@@ -96,6 +97,7 @@ extern const char *const cli_dtypes[]; /* f16, bf16, f32 in the order of kvleaf_
         {"head-dim", "N", "elements of a head", CLI_INT, &(shape).head_dim, 1, 256, NULL},                             \
         {"block-size", "N", "tokens of a block; 0 = contiguous K/V", CLI_INT, &(shape).block_size, 0, 256, NULL},      \
         {"window", "N", "tokens a row sees, its own included; 0 = all", CLI_INT, &(shape).window, 0, 1 << 24, NULL},   \
+        {"softcap", "C", "bound of the scores; 0 = none", CLI_FLOAT, &(shape).softcap, 0, 1e6, NULL},                  \
         {"q-dtype", "TYPE", "type of q and out", CLI_CHOICE, &(shape).q_dtype, 0, 0, cli_dtypes},                      \
     {                                                                                                                  \
         "kv-dtype", "TYPE", "type of K and V", CLI_CHOICE, &(shape).kv_dtype, 0, 0, cli_dtypes                         \

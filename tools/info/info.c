@@ -52,7 +52,8 @@ int main(int argc, char **argv)
                                    .num_kv_heads = shape.kv_heads,
                                    .head_dim = shape.head_dim,
                                    .block_size = shape.block_size,
-                                   .window = shape.window};
+                                   .window = shape.window,
+                                   .softcap = (float)shape.softcap};
     bool right = info_list(&program, kvleaf_device_id(device));
     right = info_variants(&program, device, &geometry) && right;
     kvleaf_device_destroy(&device);
