@@ -2,8 +2,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Runs kvleaf-bench and its peers (nvidia.py beside this file) on one NVIDIA GPU, shape by shape, and prints a table.
 
-The peers' rows come first, all in one process, since they take long to load; kvleaf follows on the same shapes. A row of
-the table is a shape, a column a program: microseconds in decode, TFLOP/s in prefill, medians with the best run behind.
+The peers' rows come first, all in one process, since they take long to load; kvleaf follows on the same shapes. A row
+of the table is a shape, a column a program: microseconds in decode, TFLOP/s in prefill, medians with the best run
+behind.
 """
 import argparse
 import json
@@ -19,7 +20,8 @@ def rows_of(command):
     """The JSON rows that a program prints; its other output goes to stderr as it is."""
     done = subprocess.run([str(part) for part in command], stdout=subprocess.PIPE, text=True, check=False)
     if done.returncode != 0:
-        print(f"side_by_side.py: {Path(command[1]).name} ended with {done.returncode}", file=sys.stderr)
+        program = command[1] if command[0] == sys.executable else command[0]
+        print(f"side_by_side.py: {Path(program).name} ended with exit code {done.returncode}", file=sys.stderr)
     return [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
 
 
