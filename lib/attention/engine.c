@@ -113,14 +113,14 @@ static kvleaf_status make_kernels(kvl_engine *engine)
         const char *name;
         cl_kernel *kernel;
     } wanted[] = {
-        {engine->chosen[KVL_APPEND].program, "kvl_append", &engine->append},
-        {engine->chosen[KVL_DECODE].program, "kvl_decode", &engine->decode},
-        {kvl_folds_itself(engine) ? NULL : engine->chosen[KVL_DECODE].program, "kvl_fold", &engine->fold},
-        {engine->chosen[KVL_PREFILL].program, "kvl_prefill", &engine->prefill},
-        {engine->chosen[KVL_GATHER].program, "kvl_gather", &engine->gather},
-        {engine->chosen[KVL_MERGE].program, "kvl_merge", &engine->merge},
-        {table_program, "kvl_table_update", &engine->update},
-        {resolve_program, "kvl_resolve", &engine->resolve},
+        {engine->chosen[KVL_APPEND].program, "kvl_append", &engine->append.handle},
+        {engine->chosen[KVL_DECODE].program, "kvl_decode", &engine->decode.handle},
+        {kvl_folds_itself(engine) ? NULL : engine->chosen[KVL_DECODE].program, "kvl_fold", &engine->fold.handle},
+        {engine->chosen[KVL_PREFILL].program, "kvl_prefill", &engine->prefill.handle},
+        {engine->chosen[KVL_GATHER].program, "kvl_gather", &engine->gather.handle},
+        {engine->chosen[KVL_MERGE].program, "kvl_merge", &engine->merge.handle},
+        {table_program, "kvl_table_update", &engine->update.handle},
+        {resolve_program, "kvl_resolve", &engine->resolve.handle},
     };
     for (size_t i = 0; i < sizeof wanted / sizeof *wanted && !status; i++) {
         if (wanted[i].program)
@@ -250,11 +250,11 @@ void kvl_engine_destroy(kvl_engine **at)
         return;
     *at = NULL;
     kvleaf_device *device = engine->device;
-    cl_kernel kernels[] = {engine->append, engine->decode, engine->fold,   engine->prefill,
-                           engine->gather, engine->merge,  engine->update, engine->resolve};
+    kvl_kernel *kernels[] = {&engine->append, &engine->decode, &engine->fold,   &engine->prefill,
+                             &engine->gather, &engine->merge,  &engine->update, &engine->resolve};
     for (size_t i = 0; i < sizeof kernels / sizeof *kernels; i++) {
-        if (kernels[i])
-            device->cl->ReleaseKernel(kernels[i]);
+        if (kernels[i]->handle)
+            device->cl->ReleaseKernel(kernels[i]->handle);
     }
     release_slots(engine);
     cl_mem buffers[] = {engine->meta, engine->partials, engine->decode_counter, engine->prefill_counter};
@@ -347,24 +347,25 @@ kvleaf_status kvl_engine_begin(kvl_engine *engine, const kvl_counts *counts, kvl
 static kvleaf_status run_updates(kvl_engine *engine, const kvl_schedule *at, kvl_chain *chain)
 {
     cl_int4 work = {{at->updates_at, at->counts.num_updates, 0, 0}};
-    const kvl_arg args[] = {KVL_ARG(at->table), KVL_ARG(engine->meta), KVL_ARG(work)};
-    kvleaf_status status = kvl_kernel_args(engine->device, engine->update, args, 3);
+    const kvl_arg args[] = {KVL_ARG(at->table), KVL_ARG_KEPT(engine->meta), KVL_ARG_KEPT(work)};
+    kvleaf_status status = kvl_kernel_update(engine->device, &engine->update, args, 3);
     if (status)
         return status;
     size_t local = UPDATE_GROUP, global = (size_t)kvl_ceil_div(at->counts.num_updates, UPDATE_GROUP) * UPDATE_GROUP;
-    return kvl_chain_kernel(chain, engine->update, 1, &global, &local, false);
+    return kvl_chain_kernel(chain, engine->update.handle, 1, &global, &local, false);
 }
 
 static kvleaf_status run_resolve(kvl_engine *engine, const kvl_schedule *at, const kvl_step *step, kvl_chain *chain)
 {
     cl_int4 work = {{at->resolve_at, at->num_resolve, 0, 0}};
     cl_long first = step->device_lens_first;
-    const kvl_arg args[] = {KVL_ARG(engine->meta), KVL_ARG(step->device_lens), KVL_ARG(first), KVL_ARG(work)};
-    kvleaf_status status = kvl_kernel_args(engine->device, engine->resolve, args, 4);
+    const kvl_arg args[] = {KVL_ARG_KEPT(engine->meta), KVL_ARG(step->device_lens), KVL_ARG_KEPT(first),
+                            KVL_ARG_KEPT(work)};
+    kvleaf_status status = kvl_kernel_update(engine->device, &engine->resolve, args, 4);
     if (status)
         return status;
     size_t global = (size_t)at->num_resolve;
-    return kvl_chain_kernel(chain, engine->resolve, 1, &global, NULL, false);
+    return kvl_chain_kernel(chain, engine->resolve.handle, 1, &global, NULL, false);
 }
 
 kvleaf_status kvl_engine_submit(kvl_engine *engine, const kvl_step *step, kvl_chain *chain)

@@ -19,17 +19,22 @@ static cl_int4 shape_of(const kvl_engine *engine)
     return (cl_int4){{geometry->num_heads, geometry->num_kv_heads, geometry->head_dim, geometry->block_size}};
 }
 
-static cl_mem table_of(const kvl_engine *engine)
+/* The engine releases its buffers after its kernels. */
+static kvl_arg table_arg(const kvl_engine *engine)
 {
-    return engine->now.table ? engine->now.table : engine->meta;
+    const cl_mem *table = engine->now.table ? &engine->now.table : &engine->meta;
+    return (kvl_arg){sizeof *table, table, table == &engine->meta};
 }
 
-static kvleaf_status launch(kvl_engine *engine, cl_kernel kernel, const kvl_arg *args, int count,
+/* The two arguments of a tensor. */
+#define BOUND_ARGS(bound) {sizeof(bound).memory, &(bound).memory, (bound).own}, KVL_ARG_KEPT((bound).view)
+
+static kvleaf_status launch(kvl_engine *engine, kvl_kernel *kernel, const kvl_arg *args, int count,
                             const size_t global[2], size_t work_group, kvl_chain *chain, bool last)
 {
-    kvleaf_status status = kvl_kernel_args(engine->device, kernel, args, count);
+    kvleaf_status status = kvl_kernel_update(engine->device, kernel, args, count);
     const size_t local[2] = {work_group, 1};
-    return status ? status : kvl_chain_kernel(chain, kernel, 2, global, local, last);
+    return status ? status : kvl_chain_kernel(chain, kernel->handle, 2, global, local, last);
 }
 
 #define COUNT(array) ((int)(sizeof(array) / sizeof *(array)))
@@ -72,14 +77,13 @@ static kvleaf_status run_append(kvl_engine *engine, const append_call *call, con
 {
     const kvl_schedule *now = &engine->now;
     cl_int4 shape = shape_of(engine), work = {{now->slots_at, now->total_q, now->num_blocks, 0}};
-    const kvl_arg args[] = {KVL_ARG(call->k.memory), KVL_ARG(call->k.view), KVL_ARG(call->v.memory),
-                            KVL_ARG(call->v.view),   KVL_ARG(view->k),      KVL_ARG(view->k_view),
-                            KVL_ARG(view->v),        KVL_ARG(view->v_view), KVL_ARG(engine->meta),
-                            KVL_ARG(shape),          KVL_ARG(work)};
+    const kvl_arg args[] = {BOUND_ARGS(call->k),        BOUND_ARGS(call->v), KVL_ARG(view->k),
+                            KVL_ARG_KEPT(view->k_view), KVL_ARG(view->v),    KVL_ARG_KEPT(view->v_view),
+                            KVL_ARG_KEPT(engine->meta), KVL_ARG_KEPT(shape), KVL_ARG_KEPT(work)};
     const kvl_chosen *chosen = &engine->chosen[KVL_APPEND];
     size_t global[2];
     token_items(chosen, now->total_q, engine->params.geometry.num_kv_heads, global);
-    return launch(engine, engine->append, args, COUNT(args), global, (size_t)chosen->work_group, chain, last);
+    return launch(engine, &engine->append, args, COUNT(args), global, (size_t)chosen->work_group, chain, last);
 }
 
 kvleaf_status kvl_engine_append(kvl_engine *engine, const kvl_fresh *fresh, const kvl_view *view, kvl_chain *chain)
@@ -97,20 +101,16 @@ kvleaf_status kvl_engine_append(kvl_engine *engine, const kvl_fresh *fresh, cons
 typedef struct attend_call {
     kvl_bound q, out, lse;
     const kvl_view *view;
-    cl_mem table;
     cl_int4 shape;
     cl_float scale_log2;
     append_call fresh; /* for a decode variant that appends */
     cl_long2 slots;    /* where they lie in meta, -1 where decode is to append nothing; that of the first row */
 } attend_call;
 
-#define MAX_ARGS 24
-
 /* The arguments of a decode kernel, of which `count` are there, and what all variants that append take on. */
 static int put_append_args(const kvl_engine *engine, const attend_call *call, kvl_arg *args, int count)
 {
-    const kvl_arg more[] = {KVL_ARG(call->fresh.k.memory), KVL_ARG(call->fresh.k.view), KVL_ARG(call->fresh.v.memory),
-                            KVL_ARG(call->fresh.v.view), KVL_ARG(call->slots)};
+    const kvl_arg more[] = {BOUND_ARGS(call->fresh.k), BOUND_ARGS(call->fresh.v), KVL_ARG_KEPT(call->slots)};
     for (int i = 0; engine->chosen[KVL_DECODE].variant->appends && i < COUNT(more); i++)
         args[count++] = more[i];
     return count;
@@ -135,21 +135,27 @@ static kvleaf_status run_folding_decode(kvl_engine *engine, const attend_call *c
     cl_int2 runs = {{now->run_splits, now->num_rows}};
     cl_int4 first_row = {{row[ROW_Q_TOKEN], row[ROW_VISIBLE], row[ROW_TABLE], row[ROW_FIRST]}};
     cl_int4 work = {{now->rows_at, now->splits_at, now->num_splits, now->num_blocks}};
-    kvl_arg args[MAX_ARGS] = {KVL_ARG(call->q.memory),   KVL_ARG(call->q.view),
-                              KVL_ARG(call->view->k),    KVL_ARG(call->view->k_view),
-                              KVL_ARG(call->view->v),    KVL_ARG(call->view->v_view),
-                              KVL_ARG(call->table),      KVL_ARG(engine->meta),
-                              KVL_ARG(engine->partials), KVL_ARG(engine->decode_counter),
-                              KVL_ARG(call->shape),      KVL_ARG(work),
-                              KVL_ARG(call->scale_log2), KVL_ARG(call->out.memory),
-                              KVL_ARG(call->out.view),   KVL_ARG(call->lse.memory),
-                              KVL_ARG(call->lse.view),   KVL_ARG(runs),
-                              KVL_ARG(first_row)};
+    kvl_arg args[KVL_KERNEL_ARGS] = {BOUND_ARGS(call->q),
+                                     KVL_ARG(call->view->k),
+                                     KVL_ARG_KEPT(call->view->k_view),
+                                     KVL_ARG(call->view->v),
+                                     KVL_ARG_KEPT(call->view->v_view),
+                                     table_arg(engine),
+                                     KVL_ARG_KEPT(engine->meta),
+                                     KVL_ARG_KEPT(engine->partials),
+                                     KVL_ARG_KEPT(engine->decode_counter),
+                                     KVL_ARG_KEPT(call->shape),
+                                     KVL_ARG_KEPT(work),
+                                     KVL_ARG_KEPT(call->scale_log2),
+                                     BOUND_ARGS(call->out),
+                                     BOUND_ARGS(call->lse),
+                                     KVL_ARG_KEPT(runs),
+                                     KVL_ARG_KEPT(first_row)};
     int count = put_append_args(engine, call, args, 19);
     size_t tasks = (size_t)now->num_splits * (size_t)engine->params.geometry.num_kv_heads;
     size_t groups = variant->unit_groups ? tasks : queue_groups(engine, tasks, now->even_runs);
     const size_t global[2] = {groups * group, 1};
-    return launch(engine, engine->decode, args, count, global, group, chain, last);
+    return launch(engine, &engine->decode, args, count, global, group, chain, last);
 }
 
 static kvleaf_status run_decode(kvl_engine *engine, const attend_call *call, kvl_chain *chain, bool last)
@@ -160,24 +166,30 @@ static kvleaf_status run_decode(kvl_engine *engine, const attend_call *call, kvl
         return run_folding_decode(engine, call, chain, last);
     size_t group = (size_t)chosen->work_group;
     cl_int4 work = {{now->rows_at, now->splits_at, now->num_splits, now->num_blocks}};
-    kvl_arg args[MAX_ARGS] = {
-        KVL_ARG(call->q.memory),   KVL_ARG(call->q.view),           KVL_ARG(call->view->k), KVL_ARG(call->view->k_view),
-        KVL_ARG(call->view->v),    KVL_ARG(call->view->v_view),     KVL_ARG(call->table),   KVL_ARG(engine->meta),
-        KVL_ARG(engine->partials), KVL_ARG(engine->decode_counter), KVL_ARG(call->shape),   KVL_ARG(work),
-        KVL_ARG(call->scale_log2)};
+    kvl_arg args[KVL_KERNEL_ARGS] = {BOUND_ARGS(call->q),
+                                     KVL_ARG(call->view->k),
+                                     KVL_ARG_KEPT(call->view->k_view),
+                                     KVL_ARG(call->view->v),
+                                     KVL_ARG_KEPT(call->view->v_view),
+                                     table_arg(engine),
+                                     KVL_ARG_KEPT(engine->meta),
+                                     KVL_ARG_KEPT(engine->partials),
+                                     KVL_ARG_KEPT(engine->decode_counter),
+                                     KVL_ARG_KEPT(call->shape),
+                                     KVL_ARG_KEPT(work),
+                                     KVL_ARG_KEPT(call->scale_log2)};
     int count = put_append_args(engine, call, args, 13);
     size_t global[2] = {(size_t)now->num_splits * group, (size_t)engine->params.geometry.num_kv_heads};
     if (chosen->variant->persistent)
         global[0] = engine->device->caps.compute_units, global[1] = 1;
-    kvleaf_status status = launch(engine, engine->decode, args, count, global, group, chain, false);
+    kvleaf_status status = launch(engine, &engine->decode, args, count, global, group, chain, false);
     if (status)
         return status;
     cl_int4 fold_work = {{now->rows_at, now->num_rows, now->run_splits, 0}};
-    const kvl_arg fold_args[] = {KVL_ARG(engine->partials), KVL_ARG(engine->meta),     KVL_ARG(call->out.memory),
-                                 KVL_ARG(call->out.view),   KVL_ARG(call->lse.memory), KVL_ARG(call->lse.view),
-                                 KVL_ARG(call->shape),      KVL_ARG(fold_work)};
+    const kvl_arg fold_args[] = {KVL_ARG_KEPT(engine->partials), KVL_ARG_KEPT(engine->meta), BOUND_ARGS(call->out),
+                                 BOUND_ARGS(call->lse),          KVL_ARG_KEPT(call->shape),  KVL_ARG_KEPT(fold_work)};
     const size_t fold_global[2] = {(size_t)now->num_rows * (size_t)engine->params.geometry.num_heads * group, 1};
-    return launch(engine, engine->fold, fold_args, COUNT(fold_args), fold_global, group, chain, last);
+    return launch(engine, &engine->fold, fold_args, COUNT(fold_args), fold_global, group, chain, last);
 }
 
 static kvleaf_status run_prefill(kvl_engine *engine, const attend_call *call, kvl_chain *chain)
@@ -187,33 +199,30 @@ static kvleaf_status run_prefill(kvl_engine *engine, const attend_call *call, kv
     size_t group = (size_t)chosen->work_group;
     cl_int4 work = {{now->entries_at, now->items_at, now->num_items, now->num_blocks}};
     cl_int4 work2 = {{now->claims_at, now->num_claims, engine->tile_queries, engine->tile_heads}};
-    const kvl_arg args[] = {KVL_ARG(call->q.memory),
-                            KVL_ARG(call->q.view),
+    const kvl_arg args[] = {BOUND_ARGS(call->q),
                             KVL_ARG(call->view->k),
-                            KVL_ARG(call->view->k_view),
+                            KVL_ARG_KEPT(call->view->k_view),
                             KVL_ARG(call->view->v),
-                            KVL_ARG(call->view->v_view),
-                            KVL_ARG(call->table),
-                            KVL_ARG(engine->meta),
-                            KVL_ARG(call->out.memory),
-                            KVL_ARG(call->out.view),
-                            KVL_ARG(call->lse.memory),
-                            KVL_ARG(call->lse.view),
-                            KVL_ARG(engine->prefill_counter),
-                            KVL_ARG(call->shape),
-                            KVL_ARG(work),
-                            KVL_ARG(call->scale_log2),
-                            KVL_ARG(work2)};
+                            KVL_ARG_KEPT(call->view->v_view),
+                            table_arg(engine),
+                            KVL_ARG_KEPT(engine->meta),
+                            BOUND_ARGS(call->out),
+                            BOUND_ARGS(call->lse),
+                            KVL_ARG_KEPT(engine->prefill_counter),
+                            KVL_ARG_KEPT(call->shape),
+                            KVL_ARG_KEPT(work),
+                            KVL_ARG_KEPT(call->scale_log2),
+                            KVL_ARG_KEPT(work2)};
     size_t items = (size_t)now->num_items, units = engine->device->caps.compute_units;
     bool from_queue = chosen->variant->persistent || (chosen->variant->queued && items > units);
     const size_t global[2] = {(from_queue ? units : items) * group, 1};
-    return launch(engine, engine->prefill, args, COUNT(args), global, group, chain, true);
+    return launch(engine, &engine->prefill, args, COUNT(args), global, group, chain, true);
 }
 
 /* LSE as a kernel takes it: view.s3 says whether to write; a NULL tensor leaves the counter as a harmless target. */
 static kvleaf_status bind_lse(const kvl_engine *engine, const kvleaf_tensor *lse, int32_t rows, kvl_bound *out)
 {
-    *out = (kvl_bound){.memory = engine->decode_counter};
+    *out = (kvl_bound){.memory = engine->decode_counter, .own = true};
     if (!lse)
         return KVLEAF_OK;
     kvl_expect expect = {"lse", rows, engine->params.geometry.num_heads, 1, true};
@@ -246,9 +255,8 @@ static kvleaf_status bind_attend(const kvl_engine *engine, const kvleaf_tensor *
 /* A call that appends nothing. */
 static attend_call make_attend(const kvl_engine *engine, const kvl_view *view, float softmax_scale)
 {
-    const kvl_bound none = {.memory = engine->meta};
+    const kvl_bound none = {.memory = engine->meta, .own = true};
     return (attend_call){.view = view,
-                         .table = table_of(engine),
                          .shape = shape_of(engine),
                          .scale_log2 = softmax_scale * LOG2E,
                          .fresh = {none, none},
@@ -319,16 +327,15 @@ kvleaf_status kvl_engine_gather(kvl_engine *engine, const kvl_view *view, const 
         status = kvl_check_dtype("v", v->dtype, geometry->kv_dtype);
     if (status || !now->total_k)
         return status;
-    cl_mem table = table_of(engine);
     cl_int4 shape = shape_of(engine), work = {{now->gather_at, now->num_seqs, now->num_blocks, now->total_k}};
-    const kvl_arg args[] = {KVL_ARG(view->k),        KVL_ARG(view->k_view), KVL_ARG(view->v),
-                            KVL_ARG(view->v_view),   KVL_ARG(table),        KVL_ARG(engine->meta),
-                            KVL_ARG(bound_k.memory), KVL_ARG(bound_k.view), KVL_ARG(bound_v.memory),
-                            KVL_ARG(bound_v.view),   KVL_ARG(shape),        KVL_ARG(work)};
+    const kvl_arg args[] = {KVL_ARG(view->k),           KVL_ARG_KEPT(view->k_view), KVL_ARG(view->v),
+                            KVL_ARG_KEPT(view->v_view), table_arg(engine),          KVL_ARG_KEPT(engine->meta),
+                            BOUND_ARGS(bound_k),        BOUND_ARGS(bound_v),        KVL_ARG_KEPT(shape),
+                            KVL_ARG_KEPT(work)};
     const kvl_chosen *chosen = &engine->chosen[KVL_GATHER];
     size_t global[2];
     token_items(chosen, now->total_k, geometry->num_kv_heads, global);
-    return launch(engine, engine->gather, args, COUNT(args), global, (size_t)chosen->work_group, chain, true);
+    return launch(engine, &engine->gather, args, COUNT(args), global, (size_t)chosen->work_group, chain, true);
 }
 
 /* n stacked partials as one tensor of n x rows tokens; checks that they lie inside the buffer. */
@@ -376,10 +383,9 @@ kvleaf_status kvl_engine_merge(kvl_engine *engine, const kvl_merge *merge, kvl_c
     if (status || !merge->rows)
         return status;
     cl_int4 shape = shape_of(engine), work = {{merge->n, merge->rows, 0, 0}};
-    const kvl_arg args[] = {KVL_ARG(outs.memory), KVL_ARG(outs.view), KVL_ARG(lses.memory), KVL_ARG(lses.view),
-                            KVL_ARG(out.memory),  KVL_ARG(out.view),  KVL_ARG(lse.memory),  KVL_ARG(lse.view),
-                            KVL_ARG(shape),       KVL_ARG(work)};
+    const kvl_arg args[] = {BOUND_ARGS(outs), BOUND_ARGS(lses),    BOUND_ARGS(out),
+                            BOUND_ARGS(lse),  KVL_ARG_KEPT(shape), KVL_ARG_KEPT(work)};
     size_t group = (size_t)engine->chosen[KVL_MERGE].work_group;
     const size_t global[2] = {(size_t)merge->rows * (size_t)geometry->num_heads * group, 1};
-    return launch(engine, engine->merge, args, COUNT(args), global, group, chain, true);
+    return launch(engine, &engine->merge, args, COUNT(args), global, group, chain, true);
 }

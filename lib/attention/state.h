@@ -51,7 +51,7 @@ struct kvl_engine {
     kvleaf_device *device;
     kvl_engine_params params;
     kvl_chosen chosen[KVL_OPERATIONS];
-    cl_kernel append, decode, fold, prefill, gather, merge, update, resolve;
+    kvl_kernel append, decode, fold, prefill, gather, merge, update, resolve;
     cl_mem meta, partials, decode_counter, prefill_counter;
     kvl_capacity capacity;
     int32_t tile_queries, tile_heads; /* of a prefill item */
@@ -136,6 +136,7 @@ bool kvl_fuse_now(kvl_engine *engine);
 /* A tensor as a kernel takes it. */
 typedef struct kvl_bound {
     cl_mem memory;
+    bool own;      /* memory is the engine's, for where the caller gave none */
     cl_long4 view; /* offset, token stride, head stride, 0; elements */
 } kvl_bound;
 

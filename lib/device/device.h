@@ -43,16 +43,38 @@ kvleaf_status kvl_device_buffer(kvleaf_device *device, const char *what, uint64_
 /* Checks that exec is usable with this device: struct size, a queue of its context. FOREIGN for another's. */
 kvleaf_status kvl_check_exec(const kvleaf_device *device, const kvleaf_exec *exec);
 
-/* Sets arguments 0, 1, ... of a kernel from a list, e.g. {sizeof(cl_mem), &buffer}. */
+/* Arguments 0, 1, ... of a kernel, e.g. KVL_ARG(buffer). `kept`: equal bytes stand for the same argument for as long as
+ * the kernel lives, as they do for a value, and for a buffer that is released after the kernel. */
 typedef struct kvl_arg {
     size_t size;
     const void *value;
+    bool kept;
 } kvl_arg;
-kvleaf_status kvl_kernel_args(kvleaf_device *device, cl_kernel kernel, const kvl_arg *args, int count);
 
 #define KVL_ARG(x)                                                                                                     \
     {                                                                                                                  \
-        sizeof(x), &(x)                                                                                                \
+        sizeof(x), &(x), false                                                                                         \
     }
+#define KVL_ARG_KEPT(x)                                                                                                \
+    {                                                                                                                  \
+        sizeof(x), &(x), true                                                                                          \
+    }
+
+/* Sets them all. */
+kvleaf_status kvl_kernel_args(kvleaf_device *device, cl_kernel kernel, const kvl_arg *args, int count);
+
+enum { KVL_KERNEL_ARGS = 24, KVL_KEPT_BYTES = sizeof(cl_long4) };
+
+/* A kernel that is launched again and again, with what its arguments are known to be. */
+typedef struct kvl_kernel {
+    cl_kernel handle;
+    struct {
+        size_t size; /* 0 = not known */
+        unsigned char bytes[KVL_KEPT_BYTES];
+    } known[KVL_KERNEL_ARGS];
+} kvl_kernel;
+
+/* Sets those that may differ from the call before: all but kept ones of the same bytes. */
+kvleaf_status kvl_kernel_update(kvleaf_device *device, kvl_kernel *kernel, const kvl_arg *args, int count);
 
 #endif

@@ -2,6 +2,8 @@
 /* Kernels, buffers and the checks of a call, as the layers above use them. */
 #include "device/device.h"
 
+#include <string.h>
+
 kvleaf_status kvl_device_kernel(kvleaf_device *device, cl_program program, const char *name, cl_kernel *out)
 {
     cl_int error = CL_SUCCESS;
@@ -62,12 +64,36 @@ kvleaf_status kvl_check_exec(const kvleaf_device *device, const kvleaf_exec *exe
     return check_queue(device, exec->queue);
 }
 
+static kvleaf_status set_arg(const kvleaf_device *device, cl_kernel kernel, int index, const kvl_arg *arg)
+{
+    cl_int error = device->cl->SetKernelArg(kernel, (cl_uint)index, arg->size, arg->value);
+    return error ? kvl_fail_opencl("clSetKernelArg", error) : KVLEAF_OK;
+}
+
 kvleaf_status kvl_kernel_args(kvleaf_device *device, cl_kernel kernel, const kvl_arg *args, int count)
 {
+    kvleaf_status status = KVLEAF_OK;
+    for (int i = 0; !status && i < count; i++)
+        status = set_arg(device, kernel, i, &args[i]);
+    return status;
+}
+
+/* clSetKernelArg: the value "is the value used by all API calls that enqueue kernel until the argument value is changed
+ * by a call to clSetKernelArg". But a kernel holds no reference to a buffer, so the handle of an application's buffer
+ * may by now be that of another one: it is set each time. */
+kvleaf_status kvl_kernel_update(kvleaf_device *device, kvl_kernel *kernel, const kvl_arg *args, int count)
+{
     for (int i = 0; i < count; i++) {
-        cl_int error = device->cl->SetKernelArg(kernel, (cl_uint)i, args[i].size, args[i].value);
-        if (error != CL_SUCCESS)
-            return kvl_fail_opencl("clSetKernelArg", error);
+        size_t *known = &kernel->known[i].size;
+        if (args[i].kept && *known == args[i].size && !memcmp(kernel->known[i].bytes, args[i].value, *known))
+            continue;
+        kvleaf_status status = set_arg(device, kernel->handle, i, &args[i]);
+        if (status) {
+            memset(kernel->known, 0, sizeof kernel->known);
+            return status;
+        }
+        *known = args[i].kept ? args[i].size : 0;
+        memcpy(kernel->known[i].bytes, args[i].value, *known);
     }
     return KVLEAF_OK;
 }
