@@ -47,6 +47,15 @@ def no_device_problems(program):
     return []
 
 
+def layout_problems(program, header):
+    """--layout takes every layout there is."""
+    text = run(program, "--help").stdout
+    given = re.search(r"--layout NAME.*?: ([\w, ]+) \(", text)
+    given = given.group(1).split(", ") if given else []
+    layouts = [name.lower() for name in re.findall(r"KVLEAF_LAYOUT_(\w+) *= *\d", header)]
+    return [f"{program.name} --layout does not take {name}" for name in layouts if name not in given]
+
+
 def main():
     if len(sys.argv) != 2:
         print(__doc__)
@@ -54,7 +63,9 @@ def main():
     header = (tree.ROOT / "include" / "kvleaf" / "status.h").read_text(encoding="utf-8")
     version = ".".join(re.findall(r"KVLEAF_VERSION_(?:MAJOR|MINOR|PATCH) (\d+)", header))
     programs = sorted(p for p in Path(sys.argv[1]).glob("kvleaf-*") if p.is_file() and os.access(p, os.X_OK))
+    device = (tree.ROOT / "include" / "kvleaf" / "device.h").read_text(encoding="utf-8")
     tree.expect_complaint(problems_of(Path("/bin/true"), version), "a program that says nothing")
+    tree.expect_complaint(layout_problems(Path("/bin/true"), device), "a program without layouts")
     if not programs:
         print(f"no program in {sys.argv[1]}")
         sys.exit(1)
@@ -62,6 +73,8 @@ def main():
     for p in programs:
         if p.name in ("kvleaf-info", "kvleaf-check", "kvleaf-tour"):
             problems += no_device_problems(p)
+        if p.name in ("kvleaf-info", "kvleaf-bench"):
+            problems += layout_problems(p, device)
     tree.finish(problems, f"{len(programs)} programs")
 
 

@@ -5,7 +5,7 @@
 
 #include <stdio.h>
 
-static const char *const layouts[] = {"auto", "strided", "rows", "cpu16", "dim8", NULL};
+static const char *const layouts[] = {"auto", "strided", "rows", "cpu16", "dim8", "swizzle8", NULL};
 
 /* AUTO is what a pool of this geometry gets; contiguous K/V has no packed layout. */
 static kvleaf_layout resolve_layout(const cli *program, const kvleaf_device *device, const cli_shape *shape, int layout)
