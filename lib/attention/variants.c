@@ -77,56 +77,59 @@ static const char *needs_chunks(const kvleaf_caps *caps, const kvl_geometry *geo
 #define CPU_TILE_HEADS  6
 #define CPU_PIECE_HEADS 96
 
+static int32_t group_of(const kvl_geometry *geometry)
+{
+    return geometry->num_heads / geometry->num_kv_heads;
+}
+
+/* What all kernels on tensor cores serve. */
+static const char *needs_tensor_cores(const kvl_geometry *geometry)
+{
+    if (geometry->kv_dtype == KVLEAF_F32)
+        return "multiplies 16-bit elements";
+    if (group_of(geometry) > 16)
+        return "serves up to 16 query heads a KV head";
+    if (group_of(geometry) > 8 && geometry->head_dim > 128)
+        return "serves more than 8 query heads a KV head up to head_dim 128";
+    return geometry->device_tables ? "serves block tables that the host has checked" : NULL;
+}
+
 static const char *needs_hopper(const kvleaf_caps *caps, const kvl_geometry *geometry)
 {
     if (caps->nvidia_capability != 90)
         return "for NVIDIA GPUs of compute capability 9.0";
     if (geometry->layout != KVLEAF_LAYOUT_SWIZZLE8)
         return "reads the swizzle8 layout";
-    if (geometry->kv_dtype == KVLEAF_F32)
-        return "multiplies 16-bit elements";
     if (geometry->block_size != 8 && geometry->block_size % 16)
         return "serves block size 8 and multiples of 16";
-    if (geometry->num_heads / geometry->num_kv_heads > 16)
-        return "serves up to 16 query heads a KV head";
-    if (geometry->num_heads / geometry->num_kv_heads > 8 && geometry->head_dim > 128)
-        return "serves more than 8 query heads a KV head up to head_dim 128";
-    return geometry->device_tables ? "serves block tables that the host has checked" : NULL;
+    return needs_tensor_cores(geometry);
 }
 
-/* Tensor cores by documented instructions. */
+/* By documented instructions. */
+static const char *needs_ampere(const kvleaf_caps *caps, const kvl_geometry *geometry)
+{
+    return caps->nvidia_capability < 80 ? "for NVIDIA GPUs from compute capability 8.0" : needs_tensor_cores(geometry);
+}
+
 static const char *needs_mma(const kvleaf_caps *caps, const kvl_geometry *geometry)
 {
-    if (caps->nvidia_capability < 80)
-        return "for NVIDIA GPUs from compute capability 8.0";
-    if (geometry->layout != KVLEAF_LAYOUT_SWIZZLE8 && geometry->layout != KVLEAF_LAYOUT_DIM8)
-        return "reads the dim8 and the swizzle8 layout";
-    if (geometry->kv_dtype == KVLEAF_F32)
-        return "multiplies 16-bit elements";
-    if (geometry->head_dim > 128 || geometry->head_dim % 8)
-        return "serves head_dim up to 128, multiples of 8";
-    if (geometry->num_heads / geometry->num_kv_heads > 16)
-        return "serves up to 16 query heads a KV head";
-    return geometry->device_tables ? "serves block tables that the host has checked" : NULL;
+    const char *why = needs_ampere(caps, geometry);
+    if (!why && geometry->layout != KVLEAF_LAYOUT_SWIZZLE8 && geometry->layout != KVLEAF_LAYOUT_DIM8)
+        why = "reads the dim8 and the swizzle8 layout";
+    if (!why && (geometry->head_dim > 128 || geometry->head_dim % 8))
+        why = "serves head_dim up to 128, multiples of 8";
+    return why;
 }
 
-/* The same, from what lies in 16-byte chunks of eight dims: element by element it would be slower than others. */
+/* From what lies in 16-byte chunks of eight dims: element by element it would be slower than others. */
 static const char *needs_mma_decode(const kvleaf_caps *caps, const kvl_geometry *geometry)
 {
-    int32_t group = geometry->num_heads / geometry->num_kv_heads;
-    if (caps->nvidia_capability < 80)
-        return "for NVIDIA GPUs from compute capability 8.0";
-    if (geometry->layout == KVLEAF_LAYOUT_CPU16 || geometry->layout == KVLEAF_LAYOUT_DIM8)
-        return "reads rows, strided views and the swizzle8 layout";
-    if (geometry->kv_dtype == KVLEAF_F32)
-        return "multiplies 16-bit elements";
-    if (geometry->layout != KVLEAF_LAYOUT_SWIZZLE8 && geometry->head_dim % 8)
-        return "serves rows of multiples of 8 dims";
-    if (group > 16)
-        return "serves up to 16 query heads a KV head";
-    if (group > 8 && geometry->head_dim > 128)
-        return "serves more than 8 query heads a KV head up to head_dim 128";
-    return geometry->device_tables ? "serves block tables that the host has checked" : NULL;
+    const char *why = needs_ampere(caps, geometry);
+    if (!why && (geometry->layout == KVLEAF_LAYOUT_CPU16 || geometry->layout == KVLEAF_LAYOUT_DIM8))
+        why = "reads rows, strided views and the swizzle8 layout";
+    if (!why && geometry->layout != KVLEAF_LAYOUT_SWIZZLE8 && geometry->head_dim % 8)
+        why = "serves rows of multiples of 8 dims";
+    return why;
 }
 
 /* A layout that needs more registers for addresses, and outputs that leave room for them in 128. */
@@ -135,7 +138,7 @@ static const char *needs_mma_rows(const kvleaf_caps *caps, const kvl_geometry *g
     const char *why = needs_mma_decode(caps, geometry);
     if (!why && geometry->layout == KVLEAF_LAYOUT_SWIZZLE8)
         why = "for rows and strided views";
-    if (!why && (geometry->head_dim > 128 || geometry->num_heads / geometry->num_kv_heads > 8))
+    if (!why && (geometry->head_dim > 128 || group_of(geometry) > 8))
         why = "for head_dim up to 128 and 8 query heads a KV head";
     return why;
 }
@@ -151,7 +154,7 @@ static const char *needs_mma_wide(const kvleaf_caps *caps, const kvl_geometry *g
 /* As many as the kernel keeps a tree for, which is by the values a thread holds: LEVELS in nvidia/decode_shape.clh. */
 static int32_t tree_run(const kvl_geometry *geometry, int64_t threads)
 {
-    int32_t group = geometry->num_heads / geometry->num_kv_heads, pairs = 1;
+    int32_t group = group_of(geometry), pairs = 1;
     while (2 * pairs < group)
         pairs *= 2;
     int64_t padded = kvl_ceil_div(geometry->head_dim, SWIZZLE_DIMS) * SWIZZLE_DIMS;
@@ -175,7 +178,7 @@ static const char *needs_hopper_heads(const kvleaf_caps *caps, const kvl_geometr
     const char *why = needs_hopper(caps, geometry);
     if (why)
         return why;
-    return geometry->num_heads / geometry->num_kv_heads > 8 ? NULL : "for more than 8 query heads a KV head";
+    return group_of(geometry) > 8 ? NULL : "for more than 8 query heads a KV head";
 }
 
 /* The same where a split has 1024 keys: a thread holds where one unit lies, so a quarter as many. */
@@ -188,7 +191,7 @@ static int32_t hopper_long_run(const kvl_geometry *geometry)
 /* Where the nodes of the tree take at most 8 KiB of local memory; longer runs leave the compute units uneven. */
 static int32_t portable_run(const kvl_geometry *geometry)
 {
-    return geometry->num_heads / geometry->num_kv_heads * geometry->head_dim <= 1024 ? 4 : 1;
+    return group_of(geometry) * geometry->head_dim <= 1024 ? 4 : 1;
 }
 
 /* The program doesn't know the geometry. */
@@ -201,7 +204,7 @@ static int32_t one_split(const kvl_geometry *geometry)
 /* By the query heads that a piece has room for: MOST_PIECE_HEADS in cpu/decode.cl, and its tiles of a group. */
 static int32_t cpu_pairs(const kvl_geometry *geometry)
 {
-    int32_t group = geometry->num_heads / geometry->num_kv_heads;
+    int32_t group = group_of(geometry);
     int32_t tiles = (int32_t)kvl_ceil_div(group, CPU_TILE_HEADS);
     return CPU_PIECE_HEADS / (tiles * (int32_t)kvl_ceil_div(group, tiles));
 }
