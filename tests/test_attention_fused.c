@@ -2,27 +2,18 @@
 /* Protects append and attend in one call, over the caller's buffers: K and V byte for byte and the same bits as one
  * after the other, in every family, layout and mix of dtypes; one launch less exactly where nothing depends on the
  * order of two rows; and all checks before the first command. */
-#include "support.h"
+#include "attention_rig.h"
 
 #include <stdlib.h>
 #include <string.h>
 
 #include "attention/attention.h"
 #include "attention/state.h"
-#include "problem.h"
 #include "shim.h"
-
-enum { MAX_SEQS = 16, MAX_TOKENS = 64, MAX_CONTEXT = 2048 };
 
 #define COUNT(array) ((int32_t)(sizeof(array) / sizeof((array)[0])))
 
-typedef struct rig {
-    const char *variants;
-    kvleaf_device *device;
-    cl_command_queue queue;
-} rig;
-
-static rig rigs[] = {{"*.portable.*", NULL, NULL}, {NULL, NULL, NULL}};
+static attention_rig rigs[] = {{.name = "portable", .variants = "*.portable.*"}, {.name = "default"}};
 static support_rng rng;
 
 static int set_up(void **state)
@@ -30,33 +21,15 @@ static int set_up(void **state)
     (void)state;
     rng.state = support_seed(20261212);
     shim_reset();
-    for (int32_t i = 0; i < COUNT(rigs); i++) {
-        kvleaf_device_params params = support_params();
-        params.variants = rigs[i].variants;
-        params.opencl = shim_table();
-        ASSERT_OK(support_create(&params, &rigs[i].device));
-        rigs[i].queue = support_queue(rigs[i].device);
-    }
+    attention_rig_open(rigs, COUNT(rigs), shim_table());
     return 0;
 }
 
 static int tear_down(void **state)
 {
     (void)state;
-    for (int32_t i = 0; i < COUNT(rigs); i++) {
-        clReleaseCommandQueue(rigs[i].queue);
-        kvleaf_device_destroy(&rigs[i].device);
-    }
+    attention_rig_close(rigs, COUNT(rigs));
     return 0;
-}
-
-static kvleaf_attention *make_attention(const rig *r, const problem_geometry *g, int32_t device_tables)
-{
-    kvleaf_attention_params params = problem_attention_params(g, MAX_SEQS, MAX_TOKENS, MAX_CONTEXT);
-    kvleaf_attention *attention = NULL;
-    params.device_tables = device_tables;
-    ASSERT_OK(kvleaf_attention_create(r->device, &params, &attention));
-    return attention;
 }
 
 static int64_t launches(void)
@@ -76,13 +49,6 @@ static int64_t extra_launches(problem *made, kvleaf_attention *attention, kvleaf
     int64_t both = launches() - start; /* the one call, then an attend */
     ASSERT_OK(problem_attend(made, attention));
     return both - 2 * (launches() - start - both);
-}
-
-static void create(problem *made, const rig *r, const problem_geometry *g, const problem_seq *seqs, int32_t n,
-                   const problem_options *options)
-{
-    if (!problem_create(made, r->device, r->queue, g, seqs, n, options))
-        fail_msg("%s", made->fault);
 }
 
 static const struct {
@@ -122,16 +88,18 @@ static void test_every_family(void **state)
     (void)state;
     for (int32_t i = 0; i < COUNT(families); i++) {
         const problem_geometry *g = &families[i].geometry;
-        const rig *r = &rigs[families[i].rig];
-        kvleaf_attention *attention = make_attention(r, g, 0);
+        const attention_rig *r = &rigs[families[i].rig];
+        kvleaf_attention *attention = attention_rig_make(r, g, 0);
         const kvleaf_dtype sources[] = {g->q_dtype, g->kv_dtype, KVLEAF_F32};
         problem_seq seqs[COUNT(lengths)];
         for (int32_t s = 0; s < COUNT(lengths); s++)
             seqs[s] = (problem_seq){.id = (uint32_t)s, .q_len = 1, .kv_len = lengths[s], .mask = s % 2};
         for (int32_t k = 0; k < 3; k++) {
             problem made;
-            create(&made, r, g, seqs, COUNT(lengths),
-                   &(problem_options){.seed = 3, .placement = (uint64_t)(7 + k), .poison = (problem_poison)(k % 2)});
+            attention_rig_problem(
+                r, g, seqs, COUNT(lengths),
+                &(problem_options){.seed = 3, .placement = (uint64_t)(7 + k), .poison = (problem_poison)(k % 2)},
+                &made);
             assert_int_equal(extra_launches(&made, attention, sources[k], k == 1, families[i].name), 0);
             problem_destroy(&made);
         }
@@ -156,17 +124,17 @@ static void test_other_steps(void **state)
     };
     (void)state;
     for (int32_t k = 0; k < COUNT(rigs); k++) {
-        kvleaf_attention *attention = make_attention(&rigs[k], &plain, 0);
+        kvleaf_attention *attention = attention_rig_make(&rigs[k], &plain, 0);
         for (int32_t i = 0; i < COUNT(cases); i++) {
             problem made;
-            create(&made, &rigs[k], &plain, cases[i].seqs, 3, &(problem_options){.seed = 4});
+            attention_rig_problem(&rigs[k], &plain, cases[i].seqs, 3, &(problem_options){.seed = 4}, &made);
             assert_int_equal(extra_launches(&made, attention, KVLEAF_F32, false, cases[i].name), 1);
             assert_int_equal(extra_launches(&made, attention, KVLEAF_F32, true, cases[i].name), 1);
             problem_destroy(&made);
         }
         const problem_seq none[] = {{1, 0, 40, 0, 0}, {2, 0, 0, 0, 0}};
         problem made;
-        create(&made, &rigs[k], &plain, none, 2, &(problem_options){.seed = 4});
+        attention_rig_problem(&rigs[k], &plain, none, 2, &(problem_options){.seed = 4}, &made);
         assert_int_equal(extra_launches(&made, attention, KVLEAF_F32, false, "no rows"), 0);
         problem_destroy(&made);
         kvleaf_attention_destroy(&attention);
@@ -188,12 +156,13 @@ static void test_blocks_in_common(void **state)
     };
     (void)state;
     for (int32_t k = 0; k < COUNT(rigs); k++) {
-        kvleaf_attention *attention = make_attention(&rigs[k], &plain, 0);
+        kvleaf_attention *attention = attention_rig_make(&rigs[k], &plain, 0);
         for (int32_t i = 0; i < COUNT(cases); i++) {
             problem made;
             const int32_t *lengths = cases[i].lengths;
             const problem_seq seqs[] = {{1, 1, lengths[0], 0, 0}, {1, 1, lengths[1], 0, 0}, {2, 1, lengths[2], 0, 0}};
-            create(&made, &rigs[k], &plain, seqs, 3, &(problem_options){.seed = 5, .placement = (uint64_t)i});
+            attention_rig_problem(&rigs[k], &plain, seqs, 3, &(problem_options){.seed = 5, .placement = (uint64_t)i},
+                                  &made);
             memcpy(made.table + made.columns, made.table, (size_t)cases[i].common * sizeof(int32_t));
             assert_int_equal(extra_launches(&made, attention, KVLEAF_F32, false, cases[i].name), cases[i].extra);
             problem_destroy(&made);
@@ -217,11 +186,11 @@ static void test_slots_elsewhere(void **state)
     const problem_seq seqs[] = {{1, 1, 40, 0, 0}, {2, 1, 33, 0, 0}};
     (void)state;
     for (int32_t i = 0; i < COUNT(rigs); i++) {
-        kvleaf_attention *attention = make_attention(&rigs[i], &plain, 0);
+        kvleaf_attention *attention = attention_rig_make(&rigs[i], &plain, 0);
         problem made;
         problem_array source = {0};
         problem_report report;
-        create(&made, &rigs[i], &plain, seqs, 2, &(problem_options){.seed = 6});
+        attention_rig_problem(&rigs[i], &plain, seqs, 2, &(problem_options){.seed = 6}, &made);
         int32_t unused = 0;
         for (int32_t c = 0; c < 6; c++) /* three blocks each */
             unused = made.table[c / 3 * made.columns + c % 3] == unused ? c = -1, unused + 1 : unused;
@@ -251,10 +220,10 @@ static void test_device_tables(void **state)
 {
     const problem_seq seqs[] = {{1, 1, 40, 0, 0}, {2, 1, 33, 0, 0}};
     (void)state;
-    kvleaf_attention *attention = make_attention(&rigs[1], &plain, 1);
+    kvleaf_attention *attention = attention_rig_make(&rigs[1], &plain, 1);
     problem made;
     problem_report report;
-    create(&made, &rigs[1], &plain, seqs, 2, &(problem_options){.seed = 6});
+    attention_rig_problem(&rigs[1], &plain, seqs, 2, &(problem_options){.seed = 6}, &made);
     int64_t slots[2];
     for (int32_t i = 0; i < 2; i++)
         slots[i] = (int64_t)made.table[i * made.columns + 2] * 16 + (i ? 0 : 7);
@@ -408,10 +377,10 @@ typedef struct scenery {
     kvleaf_exec exec;
 } scenery;
 
-static void open_scenery(scenery *s, const rig *r, const problem_seq seqs[2])
+static void open_scenery(scenery *s, const attention_rig *r, const problem_seq seqs[2])
 {
     memset(s, 0, sizeof(*s));
-    create(&s->made, r, &plain, seqs, 2, &(problem_options){.seed = 6});
+    attention_rig_problem(r, &plain, seqs, 2, &(problem_options){.seed = 6}, &s->made);
     assert_true(problem_array_create(&s->source, s->made.context, KVLEAF_F32, s->made.total_q, 2, 16, false));
     problem_array_guard(&s->source);
     assert_true(problem_array_upload(&s->source, r->queue) && problem_array_upload(&s->made.out, r->queue) &&
@@ -450,7 +419,7 @@ static void test_wrong_arguments(void **state)
     (void)state;
     const problem_seq *batches[] = {two_rows, mixed_rows};
     for (int32_t i = 0; i < COUNT(rigs) * 2; i++) {
-        kvleaf_attention *attention = make_attention(&rigs[i / 2], &plain, 0);
+        kvleaf_attention *attention = attention_rig_make(&rigs[i / 2], &plain, 0);
         scenery s;
         open_scenery(&s, &rigs[i / 2], batches[i % 2]);
         int64_t start = launches();
@@ -478,7 +447,7 @@ static void test_calls_fail(void **state)
     (void)state;
     const problem_seq *batches[] = {two_rows, mixed_rows};
     for (int32_t i = 0; i < 2; i++) {
-        kvleaf_attention *attention = make_attention(&rigs[1], &plain, 0);
+        kvleaf_attention *attention = attention_rig_make(&rigs[1], &plain, 0);
         scenery s;
         open_scenery(&s, &rigs[1], batches[i]);
         kvleaf_batch batch = problem_batch(&s.made);

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Protects sliding windows: the keys that rows see at every length where a kernel does something else, the same bits in
  * any company, and that nothing before a window is read or worked on. */
-#include "support.h"
+#include "attention_rig.h"
 
 #include <limits.h>
 #include <math.h>
@@ -10,24 +10,15 @@
 
 #include "attention/attention.h"
 #include "attention/state.h"
-#include "problem.h"
 
-enum { MAX_SEQS = 24, MAX_TOKENS = 512, MAX_CONTEXT = 2048, BLOCK = 16 };
+enum { BLOCK = 16 };
 
-typedef struct rig {
-    const char *name;
-    const char *variants;
-    problem_view view;
-    kvleaf_device *device;
-    cl_command_queue queue;
-} rig;
-
-static rig rigs[] = {{"portable", "*.portable.*", PROBLEM_NHD, NULL, NULL},
-                     {"default, strided", NULL, PROBLEM_NHD, NULL, NULL},
-                     {"default, packed", NULL, PROBLEM_PACKED, NULL, NULL}};
+static attention_rig rigs[] = {{"portable", "*.portable.*", PROBLEM_NHD, NULL, NULL},
+                               {"default, strided", NULL, PROBLEM_NHD, NULL, NULL},
+                               {"default, packed", NULL, PROBLEM_PACKED, NULL, NULL}};
 
 #define COUNT(array) ((int32_t)(sizeof(array) / sizeof((array)[0])))
-#define EACH_RIG(r)  for (const rig *r = rigs; r < rigs + COUNT(rigs); r++)
+#define EACH_RIG(r)  for (const attention_rig *r = rigs; r < rigs + COUNT(rigs); r++)
 
 /* Around blocks, units, tiles of keys and splits. */
 static const int32_t windows[] = {1, 3, 4, 15, 16, 17, 63, 64, 65, 255, 256, 257, 511, 512, 513, 1000};
@@ -38,26 +29,18 @@ static int set_up(void **state)
 {
     (void)state;
     rng.state = support_seed(20261130);
-    for (int32_t i = 0; i < COUNT(rigs); i++) {
-        kvleaf_device_params params = support_params();
-        params.variants = rigs[i].variants;
-        ASSERT_OK(kvleaf_device_open(&params, &rigs[i].device));
-        rigs[i].queue = support_queue(rigs[i].device);
-    }
+    attention_rig_open(rigs, COUNT(rigs), NULL);
     return 0;
 }
 
 static int tear_down(void **state)
 {
     (void)state;
-    for (int32_t i = 0; i < COUNT(rigs); i++) {
-        clReleaseCommandQueue(rigs[i].queue);
-        kvleaf_device_destroy(&rigs[i].device);
-    }
+    attention_rig_close(rigs, COUNT(rigs));
     return 0;
 }
 
-static problem_geometry geometry_of(const rig *r, int32_t window)
+static problem_geometry geometry_of(const attention_rig *r, int32_t window)
 {
     return (problem_geometry){.q_dtype = KVLEAF_F32,
                               .kv_dtype = KVLEAF_F32,
@@ -71,40 +54,13 @@ static problem_geometry geometry_of(const rig *r, int32_t window)
                               .window = window};
 }
 
-static kvleaf_attention *make_attention(const rig *r, const problem_geometry *geometry, int32_t device_tables)
-{
-    kvleaf_attention_params params = problem_attention_params(geometry, MAX_SEQS, MAX_TOKENS, MAX_CONTEXT);
-    kvleaf_attention *attention = NULL;
-    params.device_tables = device_tables;
-    ASSERT_OK(kvleaf_attention_create(r->device, &params, &attention));
-    return attention;
-}
-
-static void make_problem(const rig *r, const problem_geometry *geometry, const problem_seq *seqs, int32_t num_seqs,
-                         const problem_options *options, problem *out)
-{
-    if (!problem_create(out, r->device, r->queue, geometry, seqs, num_seqs, options))
-        fail_msg("%s", out->fault);
-}
-
-/* Attends and compares with the reference; the problem stays for more questions. */
-static void solve(const rig *r, kvleaf_attention *attention, const problem_geometry *geometry, const problem_seq *seqs,
-                  int32_t num_seqs, const problem_options *options, problem *out)
-{
-    problem_report report;
-    make_problem(r, geometry, seqs, num_seqs, options, out);
-    ASSERT_OK(problem_attend(out, attention));
-    if (!problem_verify(out, &report))
-        fail_msg("%s, window %d: %s", r->name, geometry->window, report.text);
-}
-
 /* A row's bits alone, in other blocks, and as the last of a shorter chunk, are its bits in the batch. */
-static void check_bits(const rig *r, kvleaf_attention *attention, const problem *whole, int32_t index)
+static void check_bits(const attention_rig *r, kvleaf_attention *attention, const problem *whole, int32_t index)
 {
     problem_seq alone = whole->seqs[index], chunk = alone;
     const problem_options elsewhere = {.seed = whole->options.seed, .placement = whole->options.placement + 1};
     problem other;
-    solve(r, attention, &whole->geometry, &alone, 1, &elsewhere, &other);
+    attention_rig_solve(r, attention, &whole->geometry, &alone, 1, &elsewhere, &other);
     if (!problem_same_rows(whole, whole->cu_q[index], &other, 0, alone.q_len))
         fail_msg("%s, window %d: sequence %d has other bits alone", r->name, whole->geometry.window, index);
     problem_destroy(&other);
@@ -113,7 +69,7 @@ static void check_bits(const rig *r, kvleaf_attention *attention, const problem 
     int32_t row = support_range(&rng, 1, alone.q_len - 1);
     chunk.q_len = support_range(&rng, 1, row);
     chunk.kv_len = alone.kv_len - alone.q_len + row;
-    solve(r, attention, &whole->geometry, &chunk, 1, &elsewhere, &other);
+    attention_rig_solve(r, attention, &whole->geometry, &chunk, 1, &elsewhere, &other);
     if (!problem_same_rows(whole, whole->cu_q[index] + row - chunk.q_len, &other, 0, chunk.q_len))
         fail_msg("%s, window %d: sequence %d (q %d, kv %d), %d rows to row %d have other bits as a chunk", r->name,
                  whole->geometry.window, index, alone.q_len, alone.kv_len, chunk.q_len, row);
@@ -158,14 +114,14 @@ static void test_every_window(void **state)
     {
         for (int32_t w = 0; w < COUNT(windows); w++) {
             problem_geometry g = geometry_of(r, windows[w]);
-            kvleaf_attention *attention = make_attention(r, &g, 0);
+            kvleaf_attention *attention = attention_rig_make(r, &g, 0);
             for (int family = KVLEAF_FAMILY_PREFILL; family <= KVLEAF_FAMILY_DECODE; family++) {
                 static problem made;
-                problem_seq seqs[MAX_SEQS];
+                problem_seq seqs[ATTENTION_RIG_SEQS];
                 int32_t count = draw_seqs(windows[w], (kvleaf_family)family, seqs);
                 const problem_options options = {
                     .seed = support_next(&rng), .placement = support_next(&rng), .poison = (problem_poison)(w % 2)};
-                solve(r, attention, &g, seqs, count, &options, &made);
+                attention_rig_solve(r, attention, &g, seqs, count, &options, &made);
                 check_bits(r, attention, &made, support_range(&rng, 0, count - 1));
                 check_bits(r, attention, &made, support_range(&rng, 0, count - 1));
                 problem_destroy(&made);
@@ -192,9 +148,9 @@ static void test_the_mean_of_a_window(void **state)
         const problem_seq seqs[] = {{.id = 1, .q_len = 1, .kv_len = 8, .family = KVLEAF_FAMILY_DECODE},
                                     {.id = 2, .q_len = 8, .kv_len = 8, .family = KVLEAF_FAMILY_PREFILL}};
         static const float means[] = {1, 1.5f, 7.0f / 3, 3.75f, 7.5f, 15, 30, 60};
-        kvleaf_attention *attention = make_attention(r, &g, 0);
+        kvleaf_attention *attention = attention_rig_make(r, &g, 0);
         problem made;
-        solve(r, attention, &g, seqs, 2, &options, &made);
+        attention_rig_solve(r, attention, &g, seqs, 2, &options, &made);
         for (int32_t row = 0; row < 9; row++) {
             float expected = means[row ? row - 1 : 7];
             int32_t keys = row && row < 4 ? row : 4;
@@ -214,14 +170,14 @@ static void test_a_window_of_all_keys(void **state)
     (void)state;
     EACH_RIG(r)
     {
-        problem_geometry with = geometry_of(r, MAX_CONTEXT), without = geometry_of(r, 0);
+        problem_geometry with = geometry_of(r, ATTENTION_RIG_CONTEXT), without = geometry_of(r, 0);
         const problem_options options = {.seed = support_next(&rng), .placement = 3};
-        kvleaf_attention *narrow = make_attention(r, &with, 0), *wide = make_attention(r, &without, 0);
+        kvleaf_attention *narrow = attention_rig_make(r, &with, 0), *wide = attention_rig_make(r, &without, 0);
         for (int family = KVLEAF_FAMILY_PREFILL; family <= KVLEAF_FAMILY_DECODE; family++) {
             problem_seq seq = {.id = 4, .q_len = 3, .kv_len = 1100, .family = (kvleaf_family)family};
             problem a, b;
-            solve(r, narrow, &with, &seq, 1, &options, &a);
-            solve(r, wide, &without, &seq, 1, &options, &b);
+            attention_rig_solve(r, narrow, &with, &seq, 1, &options, &a);
+            attention_rig_solve(r, wide, &without, &seq, 1, &options, &b);
             assert_true(problem_same_rows(&a, 0, &b, 0, 3));
             problem_destroy(&a);
             problem_destroy(&b);
@@ -231,7 +187,7 @@ static void test_a_window_of_all_keys(void **state)
     }
 }
 
-static cl_mem upload(const rig *r, const void *data, size_t size)
+static cl_mem upload(const attention_rig *r, const void *data, size_t size)
 {
     cl_mem buffer = support_buffer(r->device, r->queue, size, 0xff);
     assert_int_equal(clEnqueueWriteBuffer(r->queue, buffer, CL_TRUE, 0, size, data, 0, NULL, NULL), CL_SUCCESS);
@@ -239,7 +195,7 @@ static cl_mem upload(const rig *r, const void *data, size_t size)
 }
 
 /* The problem's table in rows of `stride` entries, on the device. */
-static cl_mem widen_table(const rig *r, const problem *made, int32_t stride)
+static cl_mem widen_table(const attention_rig *r, const problem *made, int32_t stride)
 {
     size_t entries = (size_t)made->num_seqs * (size_t)stride;
     int32_t *table = malloc(entries * sizeof(*table));
@@ -257,7 +213,7 @@ static cl_mem widen_table(const rig *r, const problem *made, int32_t stride)
 static void test_lengths_on_the_device(void **state)
 {
     static const int32_t some[] = {1, 5, 255, 256, 257, 300}, lens[] = {1, 4, 250, 256, 257, 511, 512, 513, 600, 0};
-    const rig *r = &rigs[1];
+    const attention_rig *r = &rigs[1];
     (void)state;
     for (int32_t w = 0; w < COUNT(some); w++) {
         static problem made;
@@ -274,8 +230,8 @@ static void test_lengths_on_the_device(void **state)
                                     .mask = i % 5 == 4 ? KVLEAF_MASK_NONE : KVLEAF_MASK_CAUSAL};
         }
         const problem_options options = {.seed = support_next(&rng), .placement = support_next(&rng)};
-        make_problem(r, &g, seqs, COUNT(lens), &options, &made);
-        kvleaf_attention *attention = make_attention(r, &g, 1);
+        attention_rig_problem(r, &g, seqs, COUNT(lens), &options, &made);
+        kvleaf_attention *attention = attention_rig_make(r, &g, 1);
         kvleaf_batch batch = problem_batch(&made);
         batch.block_table = NULL;
         batch.device_block_table = widen_table(r, &made, stride);
@@ -303,14 +259,14 @@ static void test_lengths_on_the_device(void **state)
 /* Ids count from the first block that a row sees, and there they are checked. */
 static void test_ids_before_the_window_are_free(void **state)
 {
-    const rig *r = &rigs[1];
+    const attention_rig *r = &rigs[1];
     problem_geometry g = geometry_of(r, 36);
     const problem_options options = {.placement = 2};
     const problem_seq seq = {.id = 1, .q_len = 2, .kv_len = 120}; /* sees 83 .. 119, blocks 5 to 7 */
-    kvleaf_attention *attention = make_attention(r, &g, 0);
+    kvleaf_attention *attention = attention_rig_make(r, &g, 0);
     problem made;
     (void)state;
-    solve(r, attention, &g, &seq, 1, &options, &made);
+    attention_rig_solve(r, attention, &g, &seq, 1, &options, &made);
     kvleaf_batch batch = problem_batch(&made);
     kvleaf_exec exec = problem_exec(&made);
     for (int32_t c = 0; c < 8; c++) {
@@ -336,15 +292,16 @@ static void test_work_goes_with_the_window(void **state)
         problem_geometry narrow = geometry_of(r, 100), all = geometry_of(r, 0);
         const problem_options options = {.placement = 2};
         const problem_seq seq = {.id = 1, .q_len = 1, .kv_len = 2000};
-        kvleaf_attention_params params = problem_attention_params(&all, MAX_SEQS, MAX_TOKENS, MAX_CONTEXT);
+        kvleaf_attention_params params =
+            problem_attention_params(&all, ATTENTION_RIG_SEQS, ATTENTION_RIG_TOKENS, ATTENTION_RIG_CONTEXT);
         uint64_t bytes[2] = {0, 0}, host = 0;
         problem made;
         ASSERT_OK(kvleaf_attention_size(r->device, &params, &bytes[0], &host));
         params.window = 100;
         ASSERT_OK(kvleaf_attention_size(r->device, &params, &bytes[1], &host));
         assert_true(bytes[1] < bytes[0]);
-        kvleaf_attention *attention = make_attention(r, &narrow, 0);
-        solve(r, attention, &narrow, &seq, 1, &options, &made);
+        kvleaf_attention *attention = attention_rig_make(r, &narrow, 0);
+        attention_rig_solve(r, attention, &narrow, &seq, 1, &options, &made);
         assert_in_range(attention->engine->now.num_splits, 1, 2);
         assert_non_null(strstr(kvleaf_attention_variant(attention, "decode"), ".w100"));
         assert_non_null(strstr(kvleaf_attention_variant(attention, "prefill"), ".w100"));
