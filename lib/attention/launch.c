@@ -4,7 +4,7 @@
 
 #include "common/plan.h"
 
-#include <limits.h>
+#include <string.h>
 
 #define LOG2E 1.44269504088896340736f
 
@@ -101,19 +101,42 @@ kvleaf_status kvl_engine_append(kvl_engine *engine, const kvl_fresh *fresh, cons
 typedef struct attend_call {
     kvl_bound q, out, lse;
     const kvl_view *view;
-    cl_int4 shape;
+    cl_int4 shape, decode_work;
     cl_float scale_log2;
     append_call fresh; /* for a decode variant that appends */
     cl_long2 slots;    /* where they lie in meta, -1 where decode is to append nothing; that of the first row */
 } attend_call;
 
-/* The arguments of a decode kernel, of which `count` are there, and what all variants that append take on. */
-static int put_append_args(const kvl_engine *engine, const attend_call *call, kvl_arg *args, int count)
+/* The arguments of a decode kernel as they are put together; what they point to outlives it. */
+typedef struct decode_args {
+    kvl_arg args[KVL_KERNEL_ARGS];
+    int count;
+} decode_args;
+
+static void put_args(decode_args *to, const kvl_arg *args, int count)
 {
-    const kvl_arg more[] = {BOUND_ARGS(call->fresh.k), BOUND_ARGS(call->fresh.v), KVL_ARG_KEPT(call->slots)};
-    for (int i = 0; engine->chosen[KVL_DECODE].variant->appends && i < COUNT(more); i++)
-        args[count++] = more[i];
-    return count;
+    memcpy(to->args + to->count, args, (size_t)count * sizeof *args);
+    to->count += count;
+}
+
+/* What every variant takes. */
+static void put_decode_args(const kvl_engine *engine, const attend_call *call, decode_args *to)
+{
+    const kvl_arg args[] = {
+        BOUND_ARGS(call->q),        KVL_ARG(call->view->k),           KVL_ARG_KEPT(call->view->k_view),
+        KVL_ARG(call->view->v),     KVL_ARG_KEPT(call->view->v_view), table_arg(engine),
+        KVL_ARG_KEPT(engine->meta), KVL_ARG_KEPT(engine->partials),   KVL_ARG_KEPT(engine->decode_counter),
+        KVL_ARG_KEPT(call->shape),  KVL_ARG_KEPT(call->decode_work),  KVL_ARG_KEPT(call->scale_log2)};
+    to->count = 0;
+    put_args(to, args, COUNT(args));
+}
+
+/* What those that append take on. */
+static void put_append_args(const kvl_engine *engine, const attend_call *call, decode_args *to)
+{
+    const kvl_arg args[] = {BOUND_ARGS(call->fresh.k), BOUND_ARGS(call->fresh.v), KVL_ARG_KEPT(call->slots)};
+    if (engine->chosen[KVL_DECODE].variant->appends)
+        put_args(to, args, COUNT(args));
 }
 
 /* Work-groups for a queue of tasks: one a compute unit, fewer where tasks of one length give no one a longer turn. */
@@ -134,28 +157,15 @@ static kvleaf_status run_folding_decode(kvl_engine *engine, const attend_call *c
     const int32_t *row = now->first_row;
     cl_int2 runs = {{now->run_splits, now->num_rows}};
     cl_int4 first_row = {{row[ROW_Q_TOKEN], row[ROW_VISIBLE], row[ROW_TABLE], row[ROW_FIRST]}};
-    cl_int4 work = {{now->rows_at, now->splits_at, now->num_splits, now->num_blocks}};
-    kvl_arg args[KVL_KERNEL_ARGS] = {BOUND_ARGS(call->q),
-                                     KVL_ARG(call->view->k),
-                                     KVL_ARG_KEPT(call->view->k_view),
-                                     KVL_ARG(call->view->v),
-                                     KVL_ARG_KEPT(call->view->v_view),
-                                     table_arg(engine),
-                                     KVL_ARG_KEPT(engine->meta),
-                                     KVL_ARG_KEPT(engine->partials),
-                                     KVL_ARG_KEPT(engine->decode_counter),
-                                     KVL_ARG_KEPT(call->shape),
-                                     KVL_ARG_KEPT(work),
-                                     KVL_ARG_KEPT(call->scale_log2),
-                                     BOUND_ARGS(call->out),
-                                     BOUND_ARGS(call->lse),
-                                     KVL_ARG_KEPT(runs),
-                                     KVL_ARG_KEPT(first_row)};
-    int count = put_append_args(engine, call, args, 19);
+    const kvl_arg more[] = {BOUND_ARGS(call->out), BOUND_ARGS(call->lse), KVL_ARG_KEPT(runs), KVL_ARG_KEPT(first_row)};
+    decode_args args;
+    put_decode_args(engine, call, &args);
+    put_args(&args, more, COUNT(more));
+    put_append_args(engine, call, &args);
     size_t tasks = (size_t)now->num_splits * (size_t)engine->params.geometry.num_kv_heads;
     size_t groups = variant->unit_groups ? tasks : queue_groups(engine, tasks, now->even_runs);
     const size_t global[2] = {groups * group, 1};
-    return launch(engine, &engine->decode, args, count, global, group, chain, last);
+    return launch(engine, &engine->decode, args.args, args.count, global, group, chain, last);
 }
 
 static kvleaf_status run_decode(kvl_engine *engine, const attend_call *call, kvl_chain *chain, bool last)
@@ -165,24 +175,13 @@ static kvleaf_status run_decode(kvl_engine *engine, const attend_call *call, kvl
     if (kvl_folds_itself(engine))
         return run_folding_decode(engine, call, chain, last);
     size_t group = (size_t)chosen->work_group;
-    cl_int4 work = {{now->rows_at, now->splits_at, now->num_splits, now->num_blocks}};
-    kvl_arg args[KVL_KERNEL_ARGS] = {BOUND_ARGS(call->q),
-                                     KVL_ARG(call->view->k),
-                                     KVL_ARG_KEPT(call->view->k_view),
-                                     KVL_ARG(call->view->v),
-                                     KVL_ARG_KEPT(call->view->v_view),
-                                     table_arg(engine),
-                                     KVL_ARG_KEPT(engine->meta),
-                                     KVL_ARG_KEPT(engine->partials),
-                                     KVL_ARG_KEPT(engine->decode_counter),
-                                     KVL_ARG_KEPT(call->shape),
-                                     KVL_ARG_KEPT(work),
-                                     KVL_ARG_KEPT(call->scale_log2)};
-    int count = put_append_args(engine, call, args, 13);
+    decode_args args;
+    put_decode_args(engine, call, &args);
+    put_append_args(engine, call, &args);
     size_t global[2] = {(size_t)now->num_splits * group, (size_t)engine->params.geometry.num_kv_heads};
     if (chosen->variant->persistent)
         global[0] = engine->device->caps.compute_units, global[1] = 1;
-    kvleaf_status status = launch(engine, &engine->decode, args, count, global, group, chain, false);
+    kvleaf_status status = launch(engine, &engine->decode, args.args, args.count, global, group, chain, false);
     if (status)
         return status;
     cl_int4 fold_work = {{now->rows_at, now->num_rows, now->run_splits, 0}};
@@ -255,9 +254,11 @@ static kvleaf_status bind_attend(const kvl_engine *engine, const kvleaf_tensor *
 /* A call that appends nothing. */
 static attend_call make_attend(const kvl_engine *engine, const kvl_view *view, float softmax_scale)
 {
+    const kvl_schedule *now = &engine->now;
     const kvl_bound none = {.memory = engine->meta, .own = true};
     return (attend_call){.view = view,
                          .shape = shape_of(engine),
+                         .decode_work = {{now->rows_at, now->splits_at, now->num_splits, now->num_blocks}},
                          .scale_log2 = softmax_scale * LOG2E,
                          .fresh = {none, none},
                          .slots = {{-1, -1}}};
