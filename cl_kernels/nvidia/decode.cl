@@ -113,6 +113,14 @@ inline void start_stream(task *t, stream *s, const consumer *c, bool appends)
         next_split(s, c->kv, c->all, c->base, c->warp, c->lane);
 }
 
+/* The queries of the work-group's first task, by the warps that have nothing else to do. */
+inline void first_queries(uint base, __global const Q_ELEM *q, long4 q_view, const tables *all, uint warp, uint lane)
+{
+    task t;
+    take(&t, all, (uint)get_group_id(0));
+    place_queries(query_slot(base, 0), q, q_view, &t, lane, (int)warp - WARPS - 1, 3);
+}
+
 /* slots: where the step's slots lie in meta, negative where nothing is appended; that of the first row. No other row
  * reads the block that a row's new key and value go to (lib/attention/fuse.c). */
 __attribute__((reqd_work_group_size(THREADS, 1, 1))) __kernel void
@@ -132,6 +140,8 @@ kvl_decode(__global const Q_ELEM *q, long4 q_view, __global KV_ELEM *k, long4 k_
     init_task_barriers(base, thread);
     if (warp >= WARPS) {
         asm volatile("//KVL setmaxnreg.dec.sync.aligned.u32 40;");
+        if (warp > WARPS)
+            first_queries(base, q, q_view, &all, warp, thread & 31u);
         if (warp > WARPS || slots.s0 < 0)
             EVERYBODY_BARRIER;
         if (warp == WARPS) {
@@ -139,7 +149,7 @@ kvl_decode(__global const Q_ELEM *q, long4 q_view, __global KV_ELEM *k, long4 k_
                                        make_append_work(k_source, k_source_view, v_source, v_source_view, k, k_view, v,
                                                         v_view, shape, work.s3),
                                        (__global const long *)(meta + slots.s0), slots.s1};
-            publish_tasks(&all, &tokens, counter, base, thread & 31u);
+            publish_tasks(&all, &tokens, q, q_view, counter, base, thread & 31u);
         }
     } else {
         asm volatile("//KVL setmaxnreg.inc.sync.aligned.u32 232;");
@@ -151,7 +161,6 @@ kvl_decode(__global const Q_ELEM *q, long4 q_view, __global KV_ELEM *k, long4 k_
         task t;
         uint queries[QUERY_PARTS][COLUMNS][2 * STEPS];
         start_stream(&t, &s, &c, slots.s0 >= 0);
-        load_queries(queries, q, q_view, &t, c.lane); /* after the copies, which they would delay */
         tree levels;
         folded sum;
         pending p = {.partials = partials, .counts = counter + 2, .num_heads = shape.s0, .kv_heads = shape.s1,
@@ -159,8 +168,8 @@ kvl_decode(__global const Q_ELEM *q, long4 q_view, __global KV_ELEM *k, long4 k_
         task done = {.end_split = 0};
         for (uint n = 0;; n++) { /* one turn more ends the last task, and one more its row */
             const bool there = t.index < (uint)all.num_tasks;
-            if (there && n > 0)
-                load_queries(queries, q, q_view, &t, c.lane);
+            if (there)
+                load_queries(queries, query_slot(base, n), c.lane);
             settle(&p, &at);
             if (done.end_split > 0) {
                 if (done.end_split - done.first_split > 1)

@@ -136,7 +136,7 @@ kvl_decode(__global const Q_ELEM *q, long4 q_view, __global KV_ELEM *k, long4 k_
         STREAMING_BARRIER;
     }
     start_stream(&s, &c, &t, &all, warp);
-    place_queries(base + AT_QUERIES, q, q_view, &t, thread);
+    place_queries(base + AT_QUERIES, q, q_view, &t, s.lane, (int)warp, WARPS);
     place at = {.head = (thread >> 4) % PAIRS * 2 + (thread & 1u), .first = thread};
     at.there = at.head < GROUP;
     tree levels;
