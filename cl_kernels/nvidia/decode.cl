@@ -23,6 +23,7 @@ typedef struct consumer {
     uint ring, barriers; /* of this warp */
     uint phase;          /* of the barriers of the split's first stages */
     uint buffer;         /* of warp outputs */
+    uint before;         /* lane 0: runs counted before this one */
     const sides *kv;
     const tables *all;
 } consumer;
@@ -54,32 +55,44 @@ inline void multiply_keys(scores *x, uint queries[QUERY_PARTS][COLUMNS][2 * STEP
 }
 
 inline void multiply_values(float o[COLUMNS][4 * STEPS], const scores *x, int first_key, const task *t,
-                            const consumer *c, stream *s)
+                            consumer *c, stream *s, __global int *count)
 {
-#pragma unroll
-    for (int column = 0; column < COLUMNS; column++)
-#pragma unroll
-        for (int i = 0; i < 4 * STEPS; i++)
-            o[column][i] = 0.0f;
+    clear_outputs(o);
 #pragma unroll
     for (int i = 0; i < ITEMS / 2; i++) {
         const int item = ITEMS / 2 + i;
+        if (i == ITEMS / 2 - 1 && count && c->lane == 0)
+            c->before = atomic_count_relaxed(count);
         multiply_value_item(o, x->p + i * ITEM_UNITS, first_key + i * ITEM_UNITS * UNIT, t, await_item(c, item),
                             c->lane);
         item_done(c, item, s);
     }
 }
 
+/* One split's end: the warps' outputs meet in local memory, `buffer` of them in turn; this thread's outputs of the
+ * split, all warps combined. */
+inline void combine_split(folded *sum, const scores *x, float o[COLUMNS][4 * STEPS], uint outputs_at, uint sums_at,
+                          uint *buffer, uint warp, uint lane, const place *at)
+{
+    uint output = outputs_at + *buffer * OUTPUT_BYTES, sums = sums_at + *buffer * SUM_BYTES;
+    if (BUFFERS == 1)
+        STREAMING_BARRIER;
+    store_warp(x, o, output, sums, warp, lane);
+    STREAMING_BARRIER;
+    *buffer = (*buffer + 1) % BUFFERS;
+    combine_warps(sum, output, sums, at);
+}
+
 /* One split of the task: this thread's outputs of it, all warps combined. */
 inline void work_split(folded *sum, uint queries[QUERY_PARTS][COLUMNS][2 * STEPS], const task *t, int split,
-                       float scale_log2, const place *at, consumer *c, stream *s)
+                       float scale_log2, const place *at, consumer *c, stream *s, __global int *count)
 {
     scores x;
     float o[COLUMNS][4 * STEPS];
     int first_key = split * SPLIT + (int)c->warp * (UNITS * UNIT);
     multiply_keys(&x, queries, c, s);
     softmax(&x, first_key, t, scale_log2, c->lane);
-    multiply_values(o, &x, first_key, t, c, s);
+    multiply_values(o, &x, first_key, t, c, s, count);
     if (TURNS % 2)
         c->phase ^= 1u;
     combine_split(sum, &x, o, c->base + AT_OUTPUT, c->base + AT_SUMS, &c->buffer, c->warp, c->lane, at);
@@ -163,6 +176,7 @@ kvl_decode(__global const Q_ELEM *q, long4 q_view, __global KV_ELEM *k, long4 k_
         start_stream(&t, &s, &c, slots.s0 >= 0);
         tree levels;
         folded sum;
+        const bool alone = (uint)all.num_tasks <= groups; /* each task has a work-group of its own */
         pending p = {.partials = partials, .counts = counter + 2, .num_heads = shape.s0, .kv_heads = shape.s1,
                      .to = &to};
         task done = {.end_split = 0};
@@ -174,7 +188,7 @@ kvl_decode(__global const Q_ELEM *q, long4 q_view, __global KV_ELEM *k, long4 k_
             if (done.end_split > 0) {
                 if (done.end_split - done.first_split > 1)
                     root(&levels, &sum, (uint)(done.end_split - done.first_split));
-                finish_task(&sum, &done, &p, &at);
+                finish_task(&sum, &done, &p, &at, alone, c.before);
             }
             done = t;
             if (!there) {
@@ -184,7 +198,8 @@ kvl_decode(__global const Q_ELEM *q, long4 q_view, __global KV_ELEM *k, long4 k_
                 continue;
             }
             for (int split = t.first_split; split < t.end_split; split++) {
-                work_split(&sum, queries, &t, split, scale_log2, &at, &c, &s);
+                work_split(&sum, queries, &t, split, scale_log2, &at, &c, &s,
+                           alone && t.runs > 1 && split == t.end_split - 1 ? count_of(&p, &t, &at) : (__global int *)0);
                 if (t.end_split - t.first_split > 1)
                     push(&levels, &sum, (uint)(split - t.first_split));
             }

@@ -10,13 +10,15 @@
  *
  * Keys are the matrix product's A operand (16 keys), the query heads of the group its columns; values, transposed on
  * load, are A again. Partials of the warps are combined a split at a time, splits and runs in one fixed binary tree, so
- * the length of a run changes no bit. The work-group that counts last in a row folds the row's runs.
+ * the length of a run changes no bit. Each warp counts a row's runs for itself, and the one that counts last folds its
+ * outputs of them.
  *
  * Layouts in which eight dims of a key lie together, paged or not. Where they lie at no multiple of 16 bytes they come
  * element by element. */
 #include "common/append.clh"
 #include "nvidia/decode_mma_copy.clh"
 #include "nvidia/decode_mma_split.clh"
+#include "nvidia/decode_runs.clh"
 
 /* A warp as it uses up its ring: where the next item comes, and the place of the one before it. */
 typedef struct consumer {
@@ -56,11 +58,7 @@ inline void work_split(scores *x, float o[COLUMNS][4 * STEPS], consumer *c, cons
         }
     }
     softmax(x, s->first_key, t, scale_log2, s->lane);
-#pragma unroll
-    for (int column = 0; column < COLUMNS; column++)
-#pragma unroll
-        for (int i = 0; i < 4 * STEPS; i++)
-            o[column][i] = 0.0f;
+    clear_outputs(o);
 #pragma unroll
     for (int unit = 0; unit < UNITS; unit++)
 #pragma unroll
@@ -81,28 +79,6 @@ inline void start_stream(stream *s, consumer *c, const task *t, const tables *al
     }
     c->stage = c->ring;
     c->freed = c->ring + AHEAD * ITEM_BYTES;
-}
-
-/* The row, where the run is all of it or the last one of it to be counted; else its partial. */
-inline void finish_run(folded *sum, const task *t, __global float *partials, __global int *counts, int num_heads,
-                       int kv_heads, const outputs *to, uint flag, const place *at)
-{
-    if (t->runs > 1) {
-        store_run(sum, partials, t, at, num_heads);
-        STREAMING_BARRIER;
-        if (get_local_id(0) == 0) {
-            __global int *count = counts + t->row * kv_heads + t->kv_head;
-            uint before = atomic_count(count);
-            if (before == (uint)t->runs - 1)
-                *count = 0;
-            store_local_uint(flag, before);
-        }
-        STREAMING_BARRIER;
-        if (load_local_uint(flag) != (uint)t->runs - 1)
-            return;
-        merge_runs(sum, partials, t, at, num_heads);
-    }
-    write_row(sum, to, t, at);
 }
 
 /* slots: where the step's slots lie in meta, negative where nothing is appended; that of the first row. The work-group
@@ -139,6 +115,8 @@ kvl_decode(__global const Q_ELEM *q, long4 q_view, __global KV_ELEM *k, long4 k_
     place_queries(base + AT_QUERIES, q, q_view, &t, s.lane, (int)warp, WARPS);
     place at = {.head = (thread >> 4) % PAIRS * 2 + (thread & 1u), .first = thread};
     at.there = at.head < GROUP;
+    const outputs to = {out, out_view, lse, lse_view};
+    pending p = {.partials = partials, .counts = counter + 2, .num_heads = shape.s0, .kv_heads = shape.s1, .to = &to};
     tree levels;
     folded sum;
     STREAMING_BARRIER;
@@ -158,6 +136,6 @@ kvl_decode(__global const Q_ELEM *q, long4 q_view, __global KV_ELEM *k, long4 k_
             s.ids[i] = s.next_ids[i];
     }
     root(&levels, &sum, (uint)(t.end_split - t.first_split));
-    const outputs to = {out, out_view, lse, lse_view};
-    finish_run(&sum, &t, partials, counter + 2, shape.s0, shape.s1, &to, base + AT_FLAG, &at);
+    finish_task(&sum, &t, &p, &at, false, 0);
+    settle(&p, &at);
 }
