@@ -4,14 +4,18 @@
  *
  * A task is a run of up to run_splits consecutive splits of one (row, KV head). A work-group is eight streaming warps
  * and a ninth that takes tasks from a counter, writes the tokens that the step appends, and publishes each task with
- * its block ids, one ahead. (Three more make its warpgroup whole, which gives its registers to the others.) A
- * streaming warp works its 16-key units of every split on its own: a ring of bulk copies brings them, and runs on from
- * task to task. K is the matrix product's A operand (16 keys), the query heads of the group are its columns; V
- * transposed on load is A again.
+ * its block ids and queries, one ahead; where no work-group has a second task there is nothing to publish. (Three more
+ * make its warpgroup whole, which gives its registers to the others; they bring the first queries.) A streaming warp
+ * works its 16-key units of every split on its own: a ring of bulk copies brings them, and runs on from task to task. K
+ * is the matrix product's A operand (16 keys), the query heads of the group are its columns; V transposed on load is A
+ * again.
  *
  * Partials of the warps are combined a split at a time, splits and runs in one fixed binary tree, so neither the
  * length of a run, nor the grid, nor the timing changes a bit. Each warp counts a row's runs for itself, and the one
  * that counts last folds its outputs of them.
+ *
+ * At small batches a launch is mostly its start and its end, where each instruction is run for the first time: so the
+ * first keys wait for as few as possible, and a run is counted before it is over where that can hold up nobody.
  *
  * Layout: swizzle8. Local memory beyond 48 KiB comes by the edit of lib/device/ptx.c. */
 #include "nvidia/decode_runs.clh"
@@ -23,7 +27,6 @@ typedef struct consumer {
     uint ring, barriers; /* of this warp */
     uint phase;          /* of the barriers of the split's first stages */
     uint buffer;         /* of warp outputs */
-    uint before;         /* lane 0: runs counted before this one */
     const sides *kv;
     const tables *all;
 } consumer;
@@ -55,14 +58,14 @@ inline void multiply_keys(scores *x, uint queries[QUERY_PARTS][COLUMNS][2 * STEP
 }
 
 inline void multiply_values(float o[COLUMNS][4 * STEPS], const scores *x, int first_key, const task *t,
-                            consumer *c, stream *s, __global int *count)
+                            const consumer *c, stream *s, pending *p, const place *at, bool count)
 {
     clear_outputs(o);
 #pragma unroll
     for (int i = 0; i < ITEMS / 2; i++) {
         const int item = ITEMS / 2 + i;
-        if (i == ITEMS / 2 - 1 && count && c->lane == 0)
-            c->before = atomic_count_relaxed(count);
+        if (i == ITEMS / 2 - 1 && count)
+            count_run(p, t, at);
         multiply_value_item(o, x->p + i * ITEM_UNITS, first_key + i * ITEM_UNITS * UNIT, t, await_item(c, item),
                             c->lane);
         item_done(c, item, s);
@@ -83,39 +86,58 @@ inline void combine_split(folded *sum, const scores *x, float o[COLUMNS][4 * STE
     combine_warps(sum, output, sums, at);
 }
 
-/* One split of the task: this thread's outputs of it, all warps combined. */
+/* One split of the task: this thread's outputs of it, all warps combined. `count`: the run is counted, before its last
+ * values are there. */
 inline void work_split(folded *sum, uint queries[QUERY_PARTS][COLUMNS][2 * STEPS], const task *t, int split,
-                       float scale_log2, const place *at, consumer *c, stream *s, __global int *count)
+                       float scale_log2, const place *at, consumer *c, stream *s, pending *p, bool count)
 {
     scores x;
     float o[COLUMNS][4 * STEPS];
     int first_key = split * SPLIT + (int)c->warp * (UNITS * UNIT);
     multiply_keys(&x, queries, c, s);
     softmax(&x, first_key, t, scale_log2, c->lane);
-    multiply_values(o, &x, first_key, t, c, s, count);
+    multiply_values(o, &x, first_key, t, c, s, p, at, count);
     if (TURNS % 2)
         c->phase ^= 1u;
     combine_split(sum, &x, o, c->base + AT_OUTPUT, c->base + AT_SUMS, &c->buffer, c->warp, c->lane, at);
 }
 
-/* Takes the work-group's first task and starts its copies; every warp waits for the others before it may need a
- * second. */
-inline void start_stream(task *t, stream *s, const consumer *c, bool appends)
+/* What the work-group's first keys wait for, before all else: its task and the blocks of the lane's unit. What they do
+ * not wait for is done while the blocks are read. */
+typedef struct start {
+    task first;
+    uint ids[IDS_PER_UNIT];
+    sides head;
+    bool waits; /* for the task's new token */
+} start;
+
+inline void begin(start *to, const tables *all, const sides *kv, bool appends, uint barriers, uint warp, uint lane)
 {
-    uint unit = unit_of_lane(c->warp, c->lane);
-    if (c->lane == 0) {
-        for (int i = 0; i < STAGES; i++)
-            barrier_init(c->barriers + 8 * i, ITEM_UNITS);
-        barrier_init_fence();
-    }
-    take(t, c->all, (uint)get_group_id(0));
+    take(&to->first, all, (uint)get_group_id(0));
+#pragma unroll
+    for (int part = 0; part < IDS_PER_UNIT; part++)
+        to->ids[part] = (uint)unit_block(&to->first, all, (int)unit_of_lane(warp, lane), part);
+    to->head = of_head(kv, to->first.kv_head);
+    to->waits = appends && has_newest_key(&to->first) && newest_warp(&to->first) == warp;
+    if (lane > 0)
+        return;
+    for (int i = 0; i < STAGES; i++)
+        barrier_init(barriers + 8 * i, ITEM_UNITS);
+    barrier_init_fence();
+}
+
+/* Starts the copies of the first task; every warp waits for the others before it may need a second. */
+inline void start_stream(stream *s, const start *from, const consumer *c)
+{
+    const task *t = &from->first;
+    s->alone = (uint)c->all->num_tasks <= (uint)get_num_groups(0);
     s->taken = 0;
     s->turn = c->lane;
     s->left = t->end_split - t->first_split;
 #pragma unroll
     for (int part = 0; part < IDS_PER_UNIT; part++)
-        place_unit(s, c->kv, (uint)unit_block(t, c->all, (int)unit, part), part, t->kv_head, t->first_split, unit);
-    if (appends && has_newest_key(t) && newest_warp(t) == c->warp)
+        place_unit(s, &from->head, from->ids[part], part, t->first_split, unit_of_lane(c->warp, c->lane));
+    if (from->waits)
         await_first_token();
     warp_sync();
 #pragma unroll
@@ -124,6 +146,37 @@ inline void start_stream(task *t, stream *s, const consumer *c, bool appends)
     EVERYBODY_BARRIER;
     if (STAGES == ITEMS)
         next_split(s, c->kv, c->all, c->base, c->warp, c->lane);
+}
+
+/* The streaming warps' work, from the first task on. */
+inline void work_tasks(task *t, stream *s, consumer *c, float scale_log2, pending *p, const place *at)
+{
+    uint queries[QUERY_PARTS][COLUMNS][2 * STEPS];
+    tree levels;
+    folded sum;
+    for (uint n = 0;; n++) { /* one turn more settles the last task */
+        const bool there = t->index < (uint)c->all->num_tasks;
+        if (there) {
+            load_queries(queries, query_slot(c->base, n), c->lane);
+            const int splits = t->end_split - t->first_split;
+            for (int i = 0; i < splits; i++) {
+                work_split(&sum, queries, t, t->first_split + i, scale_log2, at, c, s, p,
+                           s->alone && t->runs > 1 && i == splits - 1);
+                if (splits > 1)
+                    push(&levels, &sum, (uint)i);
+            }
+            if (splits > 1)
+                root(&levels, &sum, (uint)splits);
+            finish_task(&sum, t, p, at, s->alone);
+        }
+        if (s->alone)
+            await_count(p, t);
+        settle(p, at);
+        if (!there || s->alone)
+            return;
+        await_count(p, t);
+        *t = take_published(c->base, n, c->lane);
+    }
 }
 
 /* The queries of the work-group's first task, by the warps that have nothing else to do. */
@@ -150,61 +203,41 @@ kvl_decode(__global const Q_ELEM *q, long4 q_view, __global KV_ELEM *k, long4 k_
     const tables all = {table, meta + work.s1, work.s2 * shape.s1, shape.s1, runs.s0, runs.s1, first_row};
     const sides kv = {in_bytes((ulong)k, k_view), in_bytes((ulong)v, v_view)};
     const outputs to = {out, out_view, lse, lse_view};
-    init_task_barriers(base, thread);
     if (warp >= WARPS) {
         asm volatile("//KVL setmaxnreg.dec.sync.aligned.u32 40;");
-        if (warp > WARPS)
+        if (warp > WARPS) {
             first_queries(base, q, q_view, &all, warp, thread & 31u);
-        if (warp > WARPS || slots.s0 < 0)
             EVERYBODY_BARRIER;
-        if (warp == WARPS) {
+        } else {
             const new_tokens tokens = {slots.s0 >= 0,
                                        make_append_work(k_source, k_source_view, v_source, v_source_view, k, k_view, v,
                                                         v_view, shape, work.s3),
                                        (__global const long *)(meta + slots.s0), slots.s1};
-            publish_tasks(&all, &tokens, q, q_view, counter, base, thread & 31u);
+            init_task_barriers(base, thread & 31u);
+            write_first_token(&all, &tokens, thread & 31u);
+            EVERYBODY_BARRIER;
+            if ((uint)all.num_tasks > groups)
+                publish_tasks(&all, &tokens, q, q_view, counter, base, thread & 31u);
         }
     } else {
+        const uint barriers = base + AT_RING_BARRIERS + warp * (STAGES * 8);
+        start from;
+        begin(&from, &all, &kv, slots.s0 >= 0, barriers, warp, thread & 31u);
         asm volatile("//KVL setmaxnreg.inc.sync.aligned.u32 232;");
-        consumer c = {.base = base, .warp = warp, .lane = thread & 31u, .ring = base + warp * (STAGES * ITEM_BYTES),
-                      .barriers = base + AT_RING_BARRIERS + warp * (STAGES * 8), .kv = &kv, .all = &all};
+        consumer c = {.base = base,
+                      .warp = warp,
+                      .lane = thread & 31u,
+                      .ring = base + warp * (STAGES * ITEM_BYTES),
+                      .barriers = barriers,
+                      .kv = &kv,
+                      .all = &all};
         place at = {.head = (thread >> 4) % PAIRS * 2 + (thread & 1u), .first = thread};
         at.there = at.head < GROUP;
         stream s;
-        task t;
-        uint queries[QUERY_PARTS][COLUMNS][2 * STEPS];
-        start_stream(&t, &s, &c, slots.s0 >= 0);
-        tree levels;
-        folded sum;
-        const bool alone = (uint)all.num_tasks <= groups; /* each task has a work-group of its own */
-        pending p = {.partials = partials, .counts = counter + 2, .num_heads = shape.s0, .kv_heads = shape.s1,
-                     .to = &to};
-        task done = {.end_split = 0};
-        for (uint n = 0;; n++) { /* one turn more ends the last task, and one more its row */
-            const bool there = t.index < (uint)all.num_tasks;
-            if (there)
-                load_queries(queries, query_slot(base, n), c.lane);
-            settle(&p, &at);
-            if (done.end_split > 0) {
-                if (done.end_split - done.first_split > 1)
-                    root(&levels, &sum, (uint)(done.end_split - done.first_split));
-                finish_task(&sum, &done, &p, &at, alone, c.before);
-            }
-            done = t;
-            if (!there) {
-                done.end_split = 0;
-                if (!p.counted)
-                    break;
-                continue;
-            }
-            for (int split = t.first_split; split < t.end_split; split++) {
-                work_split(&sum, queries, &t, split, scale_log2, &at, &c, &s,
-                           alone && t.runs > 1 && split == t.end_split - 1 ? count_of(&p, &t, &at) : (__global int *)0);
-                if (t.end_split - t.first_split > 1)
-                    push(&levels, &sum, (uint)(split - t.first_split));
-            }
-            t = take_published(base, n, c.lane);
-        }
+        start_stream(&s, &from, &c);
+        pending p = {
+            .partials = partials, .counts = counter + 2, .num_heads = shape.s0, .kv_heads = shape.s1, .to = &to};
+        work_tasks(&from.first, &s, &c, scale_log2, &p, &at);
     }
     if ((uint)all.num_tasks <= groups)
         return;

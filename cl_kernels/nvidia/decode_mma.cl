@@ -99,13 +99,14 @@ kvl_decode(__global const Q_ELEM *q, long4 q_view, __global KV_ELEM *k, long4 k_
     const tables all = {table, meta + work.s1, work.s2 * shape.s1, shape.s1, runs.s0, runs.s1, first_row};
     task t;
     take(&t, &all, (uint)get_group_id(0));
-    stream s = {.k = side_of((ulong)k, k_view, t.kv_head), .v = side_of((ulong)v, v_view, t.kv_head),
+    stream s = {.k = side_of((ulong)k, k_view, t.kv_head),
+                .v = side_of((ulong)v, v_view, t.kv_head),
                 .chunks = in_chunks((ulong)k, k_view) && in_chunks((ulong)v, v_view),
                 .lane = thread & 31u};
     consumer c = {.ring = base + AT_RINGS + warp * RING_BYTES};
     if (KV_PAGED && slots.s0 >= 0 && t.run == t.runs - 1 && t.visible > 0) {
-        const append_work to = make_append_work(k_source, k_source_view, v_source, v_source_view, k, k_view, v, v_view,
-                                                shape, work.s3);
+        const append_work to =
+            make_append_work(k_source, k_source_view, v_source, v_source_view, k, k_view, v, v_view, shape, work.s3);
         append_row(&to, t.q_token, t.kv_head,
                    all.num_rows == 1 ? slots.s1 : ((__global const long *)(meta + slots.s0))[t.q_token]);
         WRITTEN_FENCE;
@@ -136,6 +137,7 @@ kvl_decode(__global const Q_ELEM *q, long4 q_view, __global KV_ELEM *k, long4 k_
             s.ids[i] = s.next_ids[i];
     }
     root(&levels, &sum, (uint)(t.end_split - t.first_split));
-    finish_task(&sum, &t, &p, &at, false, 0);
+    finish_task(&sum, &t, &p, &at, false);
+    await_count(&p, &t);
     settle(&p, &at);
 }
