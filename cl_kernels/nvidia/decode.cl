@@ -171,7 +171,7 @@ inline void work_tasks(task *t, stream *s, consumer *c, float scale_log2, pendin
         }
         if (s->alone)
             await_count(p, t);
-        settle(p, at);
+        settle(p, at, s->alone);
         if (!there || s->alone)
             return;
         await_count(p, t);

@@ -139,5 +139,5 @@ kvl_decode(__global const Q_ELEM *q, long4 q_view, __global KV_ELEM *k, long4 k_
     root(&levels, &sum, (uint)(t.end_split - t.first_split));
     finish_task(&sum, &t, &p, &at, false);
     await_count(&p, &t);
-    settle(&p, &at);
+    settle(&p, &at, false);
 }
