@@ -223,15 +223,15 @@ static void test_marks(void **state)
         assert_non_null(mark);
         assert_true(kvl_mark_begin(NULL, path, &second)); /* the other goes on */
         assert_null(second);
-        kvl_mark_end(mark);
+        kvl_mark_end(mark, false);
         assert_int_equal(support_files(folder, "", NULL), 0);
     }
     assert_true(kvl_mark_begin(NULL, nowhere, &mark));
     assert_null(mark);
-    kvl_mark_end(NULL);
+    kvl_mark_end(NULL, false);
     assert_true(kvl_mark_begin(&allocator, path, &mark));
     assert_true(kvl_mark_begin(&allocator, nowhere, &second));
-    kvl_mark_end(mark);
+    kvl_mark_end(mark, false);
     assert_true(kvl_mark_begin(&allocator, path, &mark)); /* no memory for it */
     assert_null(mark);
     assert_int_equal(support_files(folder, "", NULL), 0);
@@ -248,7 +248,12 @@ static void test_marks(void **state)
     }
     kvl_file_remove(path);
     assert_true(kvl_mark_begin(NULL, path, &mark));
-    kvl_mark_end(mark);
+    assert_string_equal(kvl_mark_path(mark), path);
+    kvl_mark_end(mark, true); /* the same without a death */
+    assert_false(kvl_mark_begin(NULL, path, &mark));
+    kvl_file_remove(path);
+    assert_true(kvl_mark_begin(NULL, path, &mark));
+    kvl_mark_end(mark, false);
     free(nowhere);
     free(path);
     support_folder_remove(folder);

@@ -287,66 +287,6 @@ static void test_undocumented_can_be_denied(void **state)
     }
 }
 
-/* A trial of what no document promises: its mark is there while the driver builds and gone afterwards. */
-static struct {
-    const kvleaf_opencl *real;
-    const char *folder;
-    char name[256], *bytes;
-    size_t size;
-} seen;
-
-static cl_int CL_API_CALL build_and_look(cl_program program, cl_uint num_devices, const cl_device_id *devices,
-                                         const char *options, void(CL_CALLBACK *notify)(cl_program program, void *user),
-                                         void *user)
-{
-    if (support_files(seen.folder, ".trial", seen.name) == 1) {
-        char *path = support_path(seen.folder, seen.name);
-        free(seen.bytes);
-        seen.bytes = support_slurp(path, &seen.size);
-        free(path);
-    }
-    return seen.real->BuildProgram(program, num_devices, devices, options, notify, user);
-}
-
-/* Where the process ends during a trial, the next one passes that variant over, and says which file to remove. */
-static void test_trial_that_ended_the_process(void **state)
-{
-    static const kvl_variant table[] = {ROW("plain", "good.cl", .persistent = false),
-                                        ROW("edited", "good.cl", .options = "-DMORE=1", .undocumented = true)};
-    static const char *const chosen_name[] = {"edited", "plain", "edited"};
-    fixture *f = *state;
-    kvleaf_opencl looking = *f->params.opencl;
-    char *folder = support_folder(), *path = NULL;
-    memset(&seen, 0, sizeof seen);
-    seen.real = f->params.opencl;
-    seen.folder = folder;
-    looking.BuildProgram = build_and_look;
-    f->params.opencl = &looking;
-    f->params.cache_dir = folder;
-    f->params.log_level = KVLEAF_LOG_DEBUG;
-    for (size_t i = 0; i < sizeof chosen_name / sizeof *chosen_name; i++) {
-        kvleaf_device *device = device_of(f);
-        kvl_chosen chosen = {0};
-        ASSERT_OK(kvl_variant_choose(device, table, 2, &usual, &chosen));
-        assert_string_equal(chosen.variant->name, chosen_name[i]);
-        kvleaf_device_destroy(&device);
-        if (i == 0) { /* as a process that ended while it built would have left it */
-            assert_non_null(seen.bytes);
-            assert_true(seen.size > 0);
-            path = support_path(folder, seen.name);
-            assert_int_equal(support_files(folder, ".trial", NULL), 0);
-            support_write(path, seen.bytes, seen.size);
-        } else if (i == 1) {
-            assert_non_null(strstr(f->lines.text, path));
-            kvl_file_remove(path);
-        }
-    }
-    assert_int_equal(support_files(folder, ".trial", NULL), 0);
-    free(seen.bytes);
-    free(path);
-    support_folder_remove(folder);
-}
-
 /* The library's own tables: what is chosen is the last that a trial on its own calls usable, whatever the limits, and
  * no extension is needed for it. */
 static void test_query_and_dispatch_agree(void **state)
@@ -392,7 +332,6 @@ int main(void)
         TEST(test_options_come_from_the_geometry),
         TEST(test_work_group_bends_to_the_limits),
         TEST(test_undocumented_can_be_denied),
-        TEST(test_trial_that_ended_the_process),
         TEST(test_query_and_dispatch_agree),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

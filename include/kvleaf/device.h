@@ -107,8 +107,9 @@ typedef struct kvleaf_device_params {
     const char *select;             /* kvleaf_device_open: substring of platform or device name; NULL = best by type */
     const char *kernel_dir;         /* read kernel sources from this folder; NULL = those embedded at build time */
     const char *cache_dir;          /* folder of the disk cache: program binaries (but for PoCL, which has a cache of
-                                       its own), and marks of variants whose trial ended the process, which are then
-                                       passed over; NULL = no disk cache */
+                                       its own), trials that variants passed, which then need no other, and marks of
+                                       those whose trial ended the process or failed on the device, which are then
+                                       passed over; NULL = no disk cache, and a trial for each device object */
     const char *variants;           /* comma-separated globs of variant keys; where one matches a usable variant of a
                                        family, that family takes the last such; NULL = best. "decode.portable*" */
     const kvleaf_opencl *opencl;    /* NULL = kvleaf_opencl_loader(); kept by address */
@@ -119,7 +120,8 @@ typedef struct kvleaf_device_params {
     uint32_t max_work_group_size;   /* caps the device's own limit; 0 = the device's */
     uint64_t max_local_bytes;       /* likewise local memory a work-group */
     uint64_t max_alloc_bytes;       /* likewise the largest single buffer */
-    uint32_t deny_undocumented;     /* 1 = no variant that relies on undocumented driver behaviour */
+    uint32_t deny_undocumented;     /* 1 = no variant that relies on undocumented driver behaviour; else such a one
+                                       serves where it passes a trial in a context of its own */
 } kvleaf_device_params;
 
 #define KVLEAF_DEVICE_PARAMS_INIT KVLEAF_INIT(kvleaf_device_params)

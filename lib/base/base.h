@@ -104,10 +104,12 @@ bool kvl_folder_make(const char *path);
 
 /* A mark: a file that is there while something goes on, and that a process which dies meanwhile leaves behind.
  * Beginning answers false, with *out NULL, where such a one was left behind. It answers true with *out NULL where there
- * is no telling: another holds the mark right now, or the file can't be made. Ending takes NULL. */
+ * is no telling: another holds the mark right now, or the file can't be made. Ending takes NULL; `leave` leaves the
+ * file behind, as a process that dies does. */
 typedef struct kvl_mark kvl_mark;
 bool kvl_mark_begin(const kvleaf_allocator *allocator, const char *path, kvl_mark **out);
-void kvl_mark_end(kvl_mark *mark);
+const char *kvl_mark_path(const kvl_mark *mark);
+void kvl_mark_end(kvl_mark *mark, bool leave);
 
 /* Milliseconds of a clock that only goes forward. */
 uint64_t kvl_clock_ms(void);

@@ -201,12 +201,17 @@ bool kvl_mark_begin(const kvleaf_allocator *allocator, const char *path, kvl_mar
     return true;
 }
 
-void kvl_mark_end(kvl_mark *mark)
+const char *kvl_mark_path(const kvl_mark *mark)
+{
+    return mark->path;
+}
+
+void kvl_mark_end(kvl_mark *mark, bool leave)
 {
     if (!mark)
         return;
     /* Emptied first: who opened it a moment ago must not take it for one that was left behind. */
-    if (ftruncate(mark->descriptor, 0) == 0)
+    if (!leave && ftruncate(mark->descriptor, 0) == 0)
         unlink(mark->path);
     close(mark->descriptor);
     kvl_free(mark->allocator, mark);

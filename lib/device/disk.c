@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The disk cache of program binaries, one file a program, named by the hash of its key, and the marks of trials.
- * Drivers crash on bytes that are not theirs, so nothing reaches one before key and checksum were compared. */
+/* The disk cache of program binaries and of passed trials, one file each, named by the hash of its key, and the marks
+ * of trials that go on. Drivers crash on bytes that are not theirs, so nothing reaches one before key and checksum were
+ * compared. */
 #include "device/program.h"
 
 #include <string.h>
@@ -8,7 +9,7 @@
 
 #define MAGIC 0x314e49424c564bull /* "KVLBIN1" */
 
-enum { FORMAT = 1, HASH_TEXT = 33 };
+enum { FORMAT = 1 };
 
 /* Native byte order: a file from a machine of the other order fails the magic. */
 typedef struct entry_header {
@@ -20,21 +21,21 @@ typedef struct entry_header {
     XXH128_canonical_t checksum; /* of key and binary as they follow */
 } entry_header;
 
-static void hash_text(const void *data, size_t size, char text[HASH_TEXT])
+void kvl_hash_text(const kvl_text *key, char text[KVL_HASH_TEXT])
 {
     XXH128_canonical_t canonical;
-    XXH128_canonicalFromHash(&canonical, XXH3_128bits(data, size));
+    XXH128_canonicalFromHash(&canonical, XXH3_128bits(key->data, key->size));
     for (size_t i = 0; i < sizeof canonical.digest; i++) {
         text[2 * i] = "0123456789abcdef"[canonical.digest[i] >> 4];
         text[2 * i + 1] = "0123456789abcdef"[canonical.digest[i] & 15];
     }
-    text[HASH_TEXT - 1] = 0;
+    text[KVL_HASH_TEXT - 1] = 0;
 }
 
 static void entry_path(const kvleaf_device *device, const kvl_text *key, const char *suffix, kvl_text *path)
 {
-    char name[HASH_TEXT];
-    hash_text(key->data, key->size, name);
+    char name[KVL_HASH_TEXT];
+    kvl_hash_text(key, name);
     kvl_text_format(path, "%s/%s.%s", device->cache_dir, name, suffix);
 }
 
@@ -71,8 +72,7 @@ bool kvl_disk_load(const kvleaf_device *device, const kvl_text *key, char **bina
     }
     const char *reason = refuse_entry(data, data_size, key);
     if (reason) {
-        kvl_log(&device->logger, KVLEAF_LOG_WARNING, "disk cache: %s %s; the program is built again", path.data,
-                reason);
+        kvl_log(&device->logger, KVLEAF_LOG_WARNING, "disk cache: %s %s; it is made again", path.data, reason);
         kvl_free(&device->allocator, data);
         data = NULL;
     } else {
@@ -117,8 +117,10 @@ kvleaf_status kvl_trial_begin(const kvleaf_device *device, const char *name, kvl
     if (key.failed || path.failed)
         status = kvl_fail_memory(path.capacity);
     else if (kvl_folder_make(device->cache_dir) && !kvl_mark_begin(&device->allocator, path.data, out))
-        status = kvl_fail(KVLEAF_UNSUPPORTED, "variant", 0, 0,
-                          "an earlier trial of it ended the process; without the file %s it is tried again", path.data);
+        status = kvl_fail(
+            KVLEAF_UNSUPPORTED, "variant", 0, 0,
+            "an earlier trial of it ended the process or failed on the device; without the file %s it is tried again",
+            path.data);
     kvl_text_free(&path);
     kvl_text_free(&key);
     return status;

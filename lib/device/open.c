@@ -129,14 +129,15 @@ static kvleaf_status fail_select(const kvleaf_device_params *params, const candi
     return status;
 }
 
-static kvleaf_status open_candidate(const kvleaf_opencl *cl, const kvleaf_device_params *params, const candidate *c,
-                                    kvleaf_device **out)
+kvleaf_status kvl_device_create_apart(const kvleaf_device_params *params, cl_platform_id platform, cl_device_id id,
+                                      kvleaf_device **out)
 {
-    const cl_context_properties properties[] = {CL_CONTEXT_PLATFORM, (cl_context_properties)c->platform, 0};
+    const kvleaf_opencl *cl = params->opencl ? params->opencl : kvleaf_opencl_loader();
+    const cl_context_properties properties[] = {CL_CONTEXT_PLATFORM, (cl_context_properties)platform, 0};
     cl_int error = CL_SUCCESS;
     kvleaf_device_params own = *params;
-    own.device = c->device;
-    own.context = cl->CreateContext(properties, 1, &c->device, NULL, NULL, &error);
+    own.device = id;
+    own.context = cl->CreateContext(properties, 1, &id, NULL, NULL, &error);
     if (!own.context)
         return kvl_fail_opencl("clCreateContext", error);
     kvleaf_status status = kvleaf_device_create(&own, out);
@@ -167,7 +168,7 @@ kvleaf_status kvleaf_device_open(const kvleaf_device_params *params, kvleaf_devi
     /* A driver that lists a device and then can't open it gives way to the next best. */
     for (; c; c = best_untried(all, params->select)) {
         c->tried = true;
-        status = open_candidate(cl, params, c, out);
+        status = kvl_device_create_apart(params, c->platform, c->device, out);
         if (status == KVLEAF_OK || status == KVLEAF_INVALID)
             break;
         kvl_log(&logger, KVLEAF_LOG_WARNING, "%s can't be opened: %s", c->device_name, kvleaf_last_error()->message);

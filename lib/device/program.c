@@ -8,17 +8,12 @@
 #define DEFAULT_STANDARD "-cl-std=CL1.2"
 #define PTX_OPTIONS      "-cl-nv-verbose" /* for the log that tells of serialised products */
 
-typedef struct program_entry {
-    struct program_entry *next;
+typedef struct kvl_program_entry {
+    struct kvl_program_entry *next;
     char *name;   /* file, newline, options: what the layers above ask for */
     char *source; /* expanded, where it came from a folder and may change; else NULL */
     cl_program program;
 } program_entry;
-
-struct kvl_programs {
-    program_entry *first;
-    kvl_text identity; /* platform, device and driver, as the disk cache tells them apart */
-};
 
 static void append_string(kvleaf_device *device, kvl_text *text, const char *label, cl_platform_id platform,
                           cl_uint what)
@@ -79,6 +74,7 @@ void kvl_programs_destroy(kvleaf_device *device)
         next = entry->next;
         entry_destroy(device, entry);
     }
+    kvl_trial_outcomes_destroy(device);
     kvl_text_free(&device->programs->identity);
     kvl_free(&device->allocator, device->programs);
     device->programs = NULL;
@@ -247,6 +243,14 @@ static bool binaries_cost_more(const kvleaf_caps *caps)
     return strcmp(caps->platform_name, "Portable Computing Language") == 0;
 }
 
+void kvl_program_key(const kvleaf_device *device, const char *file, const char *options, const kvl_text *source,
+                     kvl_text *key)
+{
+    kvl_text_append(key, kvl_device_identity(device)->data, kvl_device_identity(device)->size);
+    kvl_text_format(key, "file: %s\noptions: %s\nsource:\n", file, options);
+    kvl_text_append(key, source->data, source->size);
+}
+
 /* From the disk cache, else from source and then into the disk cache. */
 static kvleaf_status build_cached(kvleaf_device *device, const char *file, const char *options, const kvl_text *source,
                                   cl_program *out)
@@ -254,9 +258,7 @@ static kvleaf_status build_cached(kvleaf_device *device, const char *file, const
     if (!device->cache_dir || binaries_cost_more(&device->caps))
         return build_source(device, file, options, source, out);
     kvl_text key = {.allocator = &device->allocator};
-    kvl_text_append(&key, kvl_device_identity(device)->data, kvl_device_identity(device)->size);
-    kvl_text_format(&key, "file: %s\noptions: %s\nsource:\n", file, options);
-    kvl_text_append(&key, source->data, source->size);
+    kvl_program_key(device, file, options, source, &key);
     char *binary = NULL;
     size_t size = 0;
     cl_program program = NULL;

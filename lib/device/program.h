@@ -7,17 +7,36 @@
 
 #include "device/device.h"
 
+struct kvl_programs {
+    struct kvl_program_entry *first;
+    struct kvl_trial_outcome *outcomes; /* of trials, by their keys */
+    kvl_text identity;                  /* platform, device and driver, as the disk cache tells them apart */
+};
+
 /* What can be said against params before any OpenCL call. */
 kvleaf_status kvl_device_check_params(const kvleaf_device_params *params);
 
-/* The device's programs; destroying releases them all. */
+/* As kvleaf_device_create, in a new context, which the device object alone holds. */
+kvleaf_status kvl_device_create_apart(const kvleaf_device_params *params, cl_platform_id platform, cl_device_id id,
+                                      kvleaf_device **out);
+
+/* The device's programs, and what its trials found; destroying releases them all. */
 kvleaf_status kvl_programs_create(kvleaf_device *device);
 void kvl_programs_destroy(kvleaf_device *device);
+void kvl_trial_outcomes_destroy(kvleaf_device *device);
+
+/* Appends everything that goes into a build: its key in the disk cache. */
+void kvl_program_key(const kvleaf_device *device, const char *file, const char *options, const kvl_text *source,
+                     kvl_text *key);
 
 /* Appends cl_kernels/<file> with every `#include "..."` expanded, each file once, and #line directives that keep the
  * compiler's messages true. Read from device->kernel_dir where that is set. INVALID: a name that leaves the folder, a
  * file that isn't there. */
 kvleaf_status kvl_source_expand(const kvleaf_device *device, const char *file, kvl_text *out);
+
+/* The name of what a key stands for: 32 hexadecimal digits. */
+#define KVL_HASH_TEXT 33
+void kvl_hash_text(const kvl_text *key, char text[KVL_HASH_TEXT]);
 
 /* The binary stored under the key, checked to the last byte and released with kvl_free; false where there is none or it
  * is not exactly that. */
@@ -25,8 +44,9 @@ bool kvl_disk_load(const kvleaf_device *device, const kvl_text *key, char **bina
 /* Stores it, replacing what is there; a failure is one log line. */
 void kvl_disk_store(const kvleaf_device *device, const kvl_text *key, const void *binary, size_t size);
 
-/* Marks, in the disk cache's folder, that the named variant is tried on this device and driver; without such a folder
- * *out is NULL. UNSUPPORTED: an earlier trial ended its process; the message names the file that says so. */
+/* Marks, in the disk cache's folder, that the named variant is tried on this device and driver; without such a folder,
+ * or while another tries it, *out is NULL. UNSUPPORTED: an earlier trial ended its process; the message names the file
+ * that says so. */
 kvleaf_status kvl_trial_begin(const kvleaf_device *device, const char *name, kvl_mark **out);
 
 /* What stands for device and driver in the keys of the disk cache. */

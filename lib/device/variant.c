@@ -49,6 +49,22 @@ static void format_options(const kvl_variant *variant, const kvl_geometry *geome
         kvl_text_format(out, " %s", variant->options);
 }
 
+/* The largest that variant and device allow, by halves: below the variant's minimum where there is none. */
+static int32_t first_work_group(const kvleaf_device *device, const kvl_variant *variant)
+{
+    int32_t least = variant->min_work_group > 0 ? variant->min_work_group : 1;
+    int32_t work_group = variant->work_group > 0 ? variant->work_group : 1;
+    while (work_group >= least && (size_t)work_group > device->caps.max_work_group_size)
+        work_group /= 2;
+    return work_group;
+}
+
+void kvl_variant_options(const kvleaf_device *device, const kvl_variant *variant, const kvl_geometry *geometry,
+                         kvl_text *out)
+{
+    format_options(variant, geometry, first_work_group(device, variant), out);
+}
+
 /* rusticl of Mesa 22.3 reports 16000 bytes for a kernel that declares 8000. */
 static bool counts_local_twice(const kvleaf_caps *caps)
 {
@@ -119,9 +135,7 @@ static kvleaf_status build(kvleaf_device *device, const kvl_variant *variant, co
                            kvl_chosen *out)
 {
     int32_t least = variant->min_work_group > 0 ? variant->min_work_group : 1;
-    int32_t work_group = variant->work_group > 0 ? variant->work_group : 1;
-    while (work_group >= least && (size_t)work_group > device->caps.max_work_group_size)
-        work_group /= 2;
+    int32_t work_group = first_work_group(device, variant);
     if (work_group < least)
         return kvl_fail(KVLEAF_UNSUPPORTED, "max_work_group_size", least, (int64_t)device->caps.max_work_group_size,
                         "needs work-groups of %d, the limit is %zu", (int)least, device->caps.max_work_group_size);
@@ -153,14 +167,8 @@ kvleaf_status kvl_variant_try(kvleaf_device *device, const kvl_variant *variant,
     if (reason)
         return kvl_fail(KVLEAF_UNSUPPORTED, "variant", 0, 0, "%s", reason);
     kvl_variant_key(variant, geometry, out->key, sizeof out->key);
-    if (!variant->undocumented)
-        return build(device, variant, geometry, out);
-    kvl_mark *trial;
-    kvleaf_status status = kvl_trial_begin(device, out->key, &trial);
-    if (!status)
-        status = build(device, variant, geometry, out);
-    kvl_mark_end(trial);
-    return status;
+    kvleaf_status status = variant->undocumented ? kvl_trial_pass(device, variant, geometry) : KVLEAF_OK;
+    return status ? status : build(device, variant, geometry, out);
 }
 
 /* Whether one of the comma-separated globs matches the key, or the "family.name" that it begins with. */

@@ -46,8 +46,12 @@ typedef struct kvl_variant {
     int32_t item_tokens;  /* append, gather: tokens a work-group takes, given as -DITEM_TOKENS; 0 = 1 */
     int32_t tile_rows;    /* prefill: query rows times heads of a tile, given as -DTILE_ROWS */
     bool undocumented;    /* relies on driver behaviour that no document promises: PTX edited after compilation
-                             (lib/device/ptx.c), local memory beyond the reported limit. Tried with a mark, so that
-                             where it ended the process another variant serves the next time */
+                             (lib/device/ptx.c), local memory beyond the reported limit. It serves where its trial
+                             passed (lib/device/trial.c) */
+    /* Of the trial: launches the variant on a device over a context of its own, which takes no other one of the family.
+     * DEVICE: the launch failed there. UNSUPPORTED: it gave wrong results, or could not be made. NULL: that the variant
+     * can be built is enough. */
+    kvleaf_status (*trial)(kvleaf_device *device, const struct kvl_variant *variant, const kvl_geometry *geometry);
     /* decode: NULL, or a work-group takes a run of splits and folds them: the longest, a power of two, given as
      * -DLONGEST_RUN. Where there is no kvl_fold, the kernel folds the runs as well, in one launch. */
     int32_t (*longest_run)(const kvl_geometry *geometry);
@@ -79,5 +83,13 @@ kvleaf_status kvl_variant_choose(kvleaf_device *device, const kvl_variant *table
 /* Tries one variant: OK and *out filled, or UNSUPPORTED / DEVICE with the reason in the last error. */
 kvleaf_status kvl_variant_try(kvleaf_device *device, const kvl_variant *variant, const kvl_geometry *geometry,
                               kvl_chosen *out);
+
+/* Whether an undocumented variant passes its trial, or passed it before: UNSUPPORTED with the reason where it does not.
+ */
+kvleaf_status kvl_trial_pass(kvleaf_device *device, const kvl_variant *variant, const kvl_geometry *geometry);
+
+/* Appends the build options as the first build has them. */
+void kvl_variant_options(const kvleaf_device *device, const kvl_variant *variant, const kvl_geometry *geometry,
+                         kvl_text *out);
 
 #endif
