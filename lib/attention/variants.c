@@ -1,6 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "attention/variants.h"
 
+#include "attention/trial.h"
+
 #include <stddef.h>
 #include <string.h>
 
@@ -308,6 +310,7 @@ static const kvl_variant decode_table[] = {
      .min_work_group = 384,
      .split_tokens = 256,
      .undocumented = true,
+     .trial = kvl_trial_launch,
      .longest_run = hopper_run,
      .appends = true},
     {.family = "decode",
@@ -322,6 +325,7 @@ static const kvl_variant decode_table[] = {
      .min_work_group = 384,
      .split_tokens = 1024,
      .undocumented = true,
+     .trial = kvl_trial_launch,
      .longest_run = hopper_long_run,
      .appends = true},
     {.family = "decode",
@@ -392,7 +396,8 @@ static const kvl_variant prefill_table[] = {
      .queued = true,
      .power_heads = true,
      .tile_rows = 128,
-     .undocumented = true},
+     .undocumented = true,
+     .trial = kvl_trial_launch},
     {.family = "prefill",
      .name = "cpu",
      .file = "cpu/prefill.cl",
