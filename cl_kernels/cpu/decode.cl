@@ -449,42 +449,40 @@ inline void append_new(const piece *now, __global const uchar *k_source, long4 k
     }
 }
 
-/* slots: where the step's slots lie in meta, negative where nothing is appended; that of the first row. */
 __kernel __attribute__((reqd_work_group_size(1, 1, 1))) void
-kvl_decode(__global const Q_ELEM *q, long4 q_view, __global KV_ELEM *k, long4 k_view, __global KV_ELEM *v, long4 v_view,
+kvl_decode(const decode_values in, __global const Q_ELEM *q, __global KV_ELEM *k, __global KV_ELEM *v,
            __global const int *table, __global const int *meta, __global float *partials,
-           __global volatile int *counter, int4 shape, int4 work, float scale_log2, __global const uchar *k_source,
-           long4 k_source_view, __global const uchar *v_source, long4 v_source_view, long2 slots)
+           __global volatile int *counter, __global const uchar *k_source, __global const uchar *v_source)
 {
     float16 q_rows[PIECE_ROWS * VECTORS], acc[PIECE_ROWS * VECTORS], scores[PIECE_ROWS * SPLIT_UNITS];
     float row_max[PIECE_ROWS], row_sum[PIECE_ROWS];
-    int kv_heads = heads_of_pieces(shape.s1, work.s2);
-    int pieces = work.s2 * ((shape.s1 + kv_heads - 1) / kv_heads) * GROUP_PIECES;
+    int kv_heads = heads_of_pieces(in.shape.s1, in.work.s2);
+    int pieces = in.work.s2 * ((in.shape.s1 + kv_heads - 1) / kv_heads) * GROUP_PIECES;
     int index = take_work(counter);
     while (index < pieces) {
         int following = take_work(counter);
-        piece now = find_piece(meta, work, shape.s1, kv_heads, index);
-        if (slots.s0 >= 0)
-            append_new(&now, k_source, k_source_view, v_source, v_source_view, k, k_view, v, v_view,
-                       (__global const long *)(meta + slots.s0), work.s3, shape);
-        load_q(q, q_view, &now, scale_log2, q_rows);
+        piece now = find_piece(meta, in.work, in.shape.s1, kv_heads, index);
+        if (in.slots.s0 >= 0)
+            append_new(&now, k_source, in.k_source_view, v_source, in.v_source_view, k, in.k_view, v, in.v_view,
+                       (__global const long *)(meta + in.slots.s0), in.work.s3, in.shape);
+        load_q(q, in.q_view, &now, in.scale_log2, q_rows);
         for (int i = 0; i < PIECE_ROW(&now, now.kv_heads, 0) * VECTORS; i++)
             acc[i] = (float16)(0.0f);
 #if KV_LAYOUT == LAYOUT_CPU16
-        piece next = find_piece(meta, work, shape.s1, kv_heads, min(following, pieces - 1));
+        piece next = find_piece(meta, in.work, in.shape.s1, kv_heads, min(following, pieces - 1));
         streams from;
-        find_streams(k, k_view, v, v_view, table, &now, &next, &from);
-        score_piece(&from, &now, k_view.s3, q_rows, scores);
+        find_streams(k, in.k_view, v, in.v_view, table, &now, &next, &from);
+        score_piece(&from, &now, in.k_view.s3, q_rows, scores);
 #else
-        score_piece(k, k_view, table, &now, q_rows, scores);
+        score_piece(k, in.k_view, table, &now, q_rows, scores);
 #endif
         softmax_piece(&now, scores, row_max, row_sum);
 #if KV_LAYOUT == LAYOUT_CPU16
-        sum_piece(&from, &now, v_view.s3, scores, acc);
+        sum_piece(&from, &now, in.v_view.s3, scores, acc);
 #else
-        sum_piece(v, v_view, table, &now, scores, acc);
+        sum_piece(v, in.v_view, table, &now, scores, acc);
 #endif
-        store_partials(partials, shape.s0, &now, acc, row_max, row_sum);
+        store_partials(partials, in.shape.s0, &now, acc, row_max, row_sum);
         index = following;
     }
     finish_work(counter);

@@ -187,42 +187,39 @@ inline void first_queries(uint base, __global const Q_ELEM *q, long4 q_view, con
     place_queries(query_slot(base, 0), q, q_view, &t, lane, (int)warp - WARPS - 1, 3);
 }
 
-/* slots: where the step's slots lie in meta, negative where nothing is appended; that of the first row. No other row
- * reads the block that a row's new key and value go to (lib/attention/fuse.c). */
+/* No other row reads the block that a row's new key and value go to (lib/attention/fuse.c). */
 __attribute__((reqd_work_group_size(THREADS, 1, 1))) __kernel void
-kvl_decode(__global const Q_ELEM *q, long4 q_view, __global KV_ELEM *k, long4 k_view, __global KV_ELEM *v, long4 v_view,
+kvl_decode(const decode_values in, __global const Q_ELEM *q, __global KV_ELEM *k, __global KV_ELEM *v,
            __global const int *table, __global const int *meta, __global float *partials, __global int *counter,
-           int4 shape, int4 work, float scale_log2, __global OUT_ELEM *out, long4 out_view, __global float *lse,
-           long4 lse_view, int2 runs, int4 first_row, __global const uchar *k_source, long4 k_source_view,
-           __global const uchar *v_source, long4 v_source_view, long2 slots)
+           __global const uchar *k_source, __global const uchar *v_source, __global OUT_ELEM *out, __global float *lse)
 {
     __local uchar memory[48000] __attribute__((aligned(1024)));
     asm volatile("//KVL-LOCAL %0;" ::"n"(LOCAL_BYTES_NEEDED));
     uint base = local_address(memory), thread = (uint)get_local_id(0), groups = (uint)get_num_groups(0);
     uint warp = warp_broadcast(thread >> 5, 0);
-    const tables all = {table, meta + work.s1, work.s2 * shape.s1, shape.s1, runs.s0, runs.s1, first_row};
-    const sides kv = {in_bytes((ulong)k, k_view), in_bytes((ulong)v, v_view)};
-    const outputs to = {out, out_view, lse, lse_view};
+    const tables all = TABLES_OF(in, table, meta);
+    const sides kv = {in_bytes((ulong)k, in.k_view), in_bytes((ulong)v, in.v_view)};
+    const outputs to = {out, in.out_view, lse, in.lse_view};
     if (warp >= WARPS) {
         asm volatile("//KVL setmaxnreg.dec.sync.aligned.u32 40;");
         if (warp > WARPS) {
-            first_queries(base, q, q_view, &all, warp, thread & 31u);
+            first_queries(base, q, in.q_view, &all, warp, thread & 31u);
             EVERYBODY_BARRIER;
         } else {
-            const new_tokens tokens = {slots.s0 >= 0,
-                                       make_append_work(k_source, k_source_view, v_source, v_source_view, k, k_view, v,
-                                                        v_view, shape, work.s3),
-                                       (__global const long *)(meta + slots.s0), slots.s1};
+            const new_tokens tokens = {in.slots.s0 >= 0,
+                                       make_append_work(k_source, in.k_source_view, v_source, in.v_source_view, k,
+                                                        in.k_view, v, in.v_view, in.shape, in.work.s3),
+                                       (__global const long *)(meta + in.slots.s0), in.slots.s1};
             init_task_barriers(base, thread & 31u);
             write_first_token(&all, &tokens, thread & 31u);
             EVERYBODY_BARRIER;
             if ((uint)all.num_tasks > groups)
-                publish_tasks(&all, &tokens, q, q_view, counter, base, thread & 31u);
+                publish_tasks(&all, &tokens, q, in.q_view, counter, base, thread & 31u);
         }
     } else {
         const uint barriers = base + AT_RING_BARRIERS + warp * (STAGES * 8);
         start from;
-        begin(&from, &all, &kv, slots.s0 >= 0, barriers, warp, thread & 31u);
+        begin(&from, &all, &kv, in.slots.s0 >= 0, barriers, warp, thread & 31u);
         asm volatile("//KVL setmaxnreg.inc.sync.aligned.u32 232;");
         consumer c = {.base = base,
                       .warp = warp,
@@ -236,8 +233,8 @@ kvl_decode(__global const Q_ELEM *q, long4 q_view, __global KV_ELEM *k, long4 k_
         stream s;
         start_stream(&s, &from, &c);
         pending p = {
-            .partials = partials, .counts = counter + 2, .num_heads = shape.s0, .kv_heads = shape.s1, .to = &to};
-        work_tasks(&from.first, &s, &c, scale_log2, &p, &at);
+            .partials = partials, .counts = counter + 2, .num_heads = in.shape.s0, .kv_heads = in.shape.s1, .to = &to};
+        work_tasks(&from.first, &s, &c, in.scale_log2, &p, &at);
     }
     if ((uint)all.num_tasks <= groups)
         return;

@@ -81,43 +81,42 @@ inline void start_stream(stream *s, consumer *c, const task *t, const tables *al
     c->freed = c->ring + AHEAD * ITEM_BYTES;
 }
 
-/* slots: where the step's slots lie in meta, negative where nothing is appended; that of the first row. The work-group
- * that has a row's last split writes the row's new key and value before it reads: no other row reads their block
- * (lib/attention/fuse.c). */
+/* The work-group that has a row's last split writes the row's new key and value before it reads: no other row reads
+ * their block (lib/attention/fuse.c). */
 #if !LIMITED_REGISTERS
 __attribute__((reqd_work_group_size(THREADS, 1, 1)))
 #endif
 __kernel void
-kvl_decode(__global const Q_ELEM *q, long4 q_view, __global KV_ELEM *k, long4 k_view, __global KV_ELEM *v, long4 v_view,
+kvl_decode(const decode_values in, __global const Q_ELEM *q, __global KV_ELEM *k, __global KV_ELEM *v,
            __global const int *table, __global const int *meta, __global float *partials, __global int *counter,
-           int4 shape, int4 work, float scale_log2, __global OUT_ELEM *out, long4 out_view, __global float *lse,
-           long4 lse_view, int2 runs, int4 first_row, __global const uchar *k_source, long4 k_source_view,
-           __global const uchar *v_source, long4 v_source_view, long2 slots)
+           __global const uchar *k_source, __global const uchar *v_source, __global OUT_ELEM *out, __global float *lse)
 {
     __local uchar memory[LOCAL_BYTES] __attribute__((aligned(1024)));
     uint base = local_address(memory), thread = (uint)get_local_id(0), warp = warp_broadcast(thread >> 5, 0);
-    const tables all = {table, meta + work.s1, work.s2 * shape.s1, shape.s1, runs.s0, runs.s1, first_row};
+    const tables all = TABLES_OF(in, table, meta);
     task t;
     take(&t, &all, (uint)get_group_id(0));
-    stream s = {.k = side_of((ulong)k, k_view, t.kv_head),
-                .v = side_of((ulong)v, v_view, t.kv_head),
-                .chunks = in_chunks((ulong)k, k_view) && in_chunks((ulong)v, v_view),
+    stream s = {.k = side_of((ulong)k, in.k_view, t.kv_head),
+                .v = side_of((ulong)v, in.v_view, t.kv_head),
+                .chunks = in_chunks((ulong)k, in.k_view) && in_chunks((ulong)v, in.v_view),
                 .lane = thread & 31u};
     consumer c = {.ring = base + AT_RINGS + warp * RING_BYTES};
-    if (KV_PAGED && slots.s0 >= 0 && t.run == t.runs - 1 && t.visible > 0) {
+    if (KV_PAGED && in.slots.s0 >= 0 && t.run == t.runs - 1 && t.visible > 0) {
         const append_work to =
-            make_append_work(k_source, k_source_view, v_source, v_source_view, k, k_view, v, v_view, shape, work.s3);
+            make_append_work(k_source, in.k_source_view, v_source, in.v_source_view, k, in.k_view, v, in.v_view,
+                             in.shape, in.work.s3);
         append_row(&to, t.q_token, t.kv_head,
-                   all.num_rows == 1 ? slots.s1 : ((__global const long *)(meta + slots.s0))[t.q_token]);
+                   all.num_rows == 1 ? in.slots.s1 : ((__global const long *)(meta + in.slots.s0))[t.q_token]);
         WRITTEN_FENCE;
         STREAMING_BARRIER;
     }
     start_stream(&s, &c, &t, &all, warp);
-    place_queries(base + AT_QUERIES, q, q_view, &t, s.lane, (int)warp, WARPS);
+    place_queries(base + AT_QUERIES, q, in.q_view, &t, s.lane, (int)warp, WARPS);
     place at = {.head = (thread >> 4) % PAIRS * 2 + (thread & 1u), .first = thread};
     at.there = at.head < GROUP;
-    const outputs to = {out, out_view, lse, lse_view};
-    pending p = {.partials = partials, .counts = counter + 2, .num_heads = shape.s0, .kv_heads = shape.s1, .to = &to};
+    const outputs to = {out, in.out_view, lse, in.lse_view};
+    pending p = {.partials = partials, .counts = counter + 2, .num_heads = in.shape.s0, .kv_heads = in.shape.s1,
+                 .to = &to};
     tree levels;
     folded sum;
     STREAMING_BARRIER;
@@ -128,7 +127,7 @@ kvl_decode(__global const Q_ELEM *q, long4 q_view, __global KV_ELEM *k, long4 k_
             load_ids(s.next_ids, &t, &all, s.next_key, s.lane);
         scores x;
         float o[COLUMNS][4 * STEPS];
-        work_split(&x, o, &c, &s, &t, base + AT_QUERIES, more, scale_log2);
+        work_split(&x, o, &c, &s, &t, base + AT_QUERIES, more, in.scale_log2);
         combine_split(&sum, &x, o, base, &at, warp, s.lane);
         push(&levels, &sum, (uint)(split - t.first_split));
         s.first_key = s.next_key;

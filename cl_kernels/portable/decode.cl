@@ -9,6 +9,7 @@
  * many work-groups run, how long their runs are or where blocks lie. */
 #include "common/append.clh"
 #include "common/config.clh"
+#include "common/decode_values.h"
 #include "common/dtypes.clh"
 #include "common/fold.clh"
 #include "common/layout.clh"
@@ -439,40 +440,39 @@ inline void work_split(__global const Q_ELEM *q, long4 q_view, __global const KV
     }
 }
 
-/* slots: where the step's slots lie in meta, negative where nothing is appended; that of the first row. The work-group
- * that has a row's last split writes the row's new key and value before it reads: no other row reads their block
- * (lib/attention/fuse.c). */
+/* The work-group that has a row's last split writes the row's new key and value before it reads: no other row reads
+ * their block (lib/attention/fuse.c). */
 __kernel __attribute__((reqd_work_group_size(WORK_GROUP, 1, 1))) void
-kvl_decode(__global const Q_ELEM *q, long4 q_view, __global KV_ELEM *k, long4 k_view, __global KV_ELEM *v, long4 v_view,
+kvl_decode(const decode_values in, __global const Q_ELEM *q, __global KV_ELEM *k, __global KV_ELEM *v,
            __global const int *table, __global const int *meta, __global float *partials, __global int *counter,
-           int4 shape, int4 work, float scale_log2, __global const uchar *k_source, long4 k_source_view,
-           __global const uchar *v_source, long4 v_source_view, long2 slots)
+           __global const uchar *k_source, __global const uchar *v_source)
 {
     __local float4 query[DIM_CAPACITY], scores[SPLIT_TOKENS], scratch[SCRATCH], scales[RUN_SCALES];
     __local float nodes[RUN_SUMS];
     __local long k_tiles[MAX_TILES], v_tiles[MAX_TILES];
     __local int bad;
     const shared_memory at = {query, scores, scratch, scales, nodes, k_tiles, v_tiles, &bad};
-    __global const int *item = meta + work.s1 + (int)get_group_id(0) * RUN_INTS;
-    __global const int *row = meta + work.s0 + item[RUN_ROW] * ROW_INTS;
-    int kv_head = (int)get_group_id(1), group = SHAPE_GROUP(shape), run = item[RUN_INDEX];
+    __global const int *item = meta + in.work.s1 + (int)get_group_id(0) * RUN_INTS;
+    __global const int *row = meta + in.work.s0 + item[RUN_ROW] * ROW_INTS;
+    int kv_head = (int)get_group_id(1), group = SHAPE_GROUP(in.shape), run = item[RUN_INDEX];
     int first = run * item[RUN_SPLITS], count = clamp(splits_of_row(row) - first, 0, item[RUN_SPLITS]);
-    __global float *partial = partials + ((long)(row[ROW_PARTIAL] + run) * shape.s0 + kv_head * group) *
-                                             PARTIAL_STRIDE(SHAPE_HEAD_DIM(shape));
-    q += q_view.s0 + (long)row[ROW_Q_TOKEN] * q_view.s1;
+    __global float *partial = partials + ((long)(row[ROW_PARTIAL] + run) * in.shape.s0 + kv_head * group) *
+                                             PARTIAL_STRIDE(SHAPE_HEAD_DIM(in.shape));
+    q += in.q_view.s0 + (long)row[ROW_Q_TOKEN] * in.q_view.s1;
 #if KV_PAGED
-    if (slots.s0 >= 0 && row[ROW_VISIBLE] > 0 && first + count == splits_of_row(row)) {
-        const append_work to = make_append_work(k_source, k_source_view, v_source, v_source_view, k, k_view, v, v_view,
-                                                shape, work.s3);
-        append_row(&to, row[ROW_Q_TOKEN], kv_head, ((__global const long *)(meta + slots.s0))[row[ROW_Q_TOKEN]]);
+    if (in.slots.s0 >= 0 && row[ROW_VISIBLE] > 0 && first + count == splits_of_row(row)) {
+        const append_work to = make_append_work(k_source, in.k_source_view, v_source, in.v_source_view, k, in.k_view, v,
+                                                in.v_view, in.shape, in.work.s3);
+        append_row(&to, row[ROW_Q_TOKEN], kv_head, ((__global const long *)(meta + in.slots.s0))[row[ROW_Q_TOKEN]]);
     }
 #endif
 
     for (int n = 0; n < count; n++) {
-        split s = make_split(row, first + n, SHAPE_BLOCK_SIZE(shape), SHAPE_HEAD_DIM(shape));
-        find_tiles(table, row[ROW_TABLE], &s, work.s3, k_view, v_view, kv_head, k_tiles, v_tiles, &bad);
+        split s = make_split(row, first + n, SHAPE_BLOCK_SIZE(in.shape), SHAPE_HEAD_DIM(in.shape));
+        find_tiles(table, row[ROW_TABLE], &s, in.work.s3, in.k_view, in.v_view, kv_head, k_tiles, v_tiles, &bad);
         barrier(CLK_LOCAL_MEM_FENCE | CLK_GLOBAL_MEM_FENCE);
-        work_split(q, q_view, k, k_view, v, v_view, &s, n, count, kv_head, group, scale_log2, partial, &at);
+        work_split(q, in.q_view, k, in.k_view, v, in.v_view, &s, n, count, kv_head, group, in.scale_log2, partial,
+                   &at);
     }
 }
 

@@ -2,9 +2,8 @@
 /* The launches of a step, and merge. Every check precedes the first enqueue. */
 #include "attention/state.h"
 
+#include "common/decode_values.h"
 #include "common/plan.h"
-
-#include <string.h>
 
 #define LOG2E 1.44269504088896340736f
 
@@ -27,7 +26,11 @@ static kvl_arg table_arg(const kvl_engine *engine)
 }
 
 /* The two arguments of a tensor. */
-#define BOUND_ARGS(bound) {sizeof(bound).memory, &(bound).memory, (bound).own}, KVL_ARG_KEPT((bound).view)
+#define BUFFER_ARG(bound)                                                                                              \
+    {                                                                                                                  \
+        sizeof(bound).memory, &(bound).memory, (bound).own                                                             \
+    }
+#define BOUND_ARGS(bound) BUFFER_ARG(bound), KVL_ARG_KEPT((bound).view)
 
 static kvleaf_status launch(kvl_engine *engine, kvl_kernel *kernel, const kvl_arg *args, int count,
                             const size_t global[2], size_t work_group, kvl_chain *chain, bool last)
@@ -101,42 +104,33 @@ kvleaf_status kvl_engine_append(kvl_engine *engine, const kvl_fresh *fresh, cons
 typedef struct attend_call {
     kvl_bound q, out, lse;
     const kvl_view *view;
-    cl_int4 shape, decode_work;
+    cl_int4 shape;
     cl_float scale_log2;
-    append_call fresh; /* for a decode variant that appends */
+    append_call fresh; /* for decode to append */
     cl_long2 slots;    /* where they lie in meta, -1 where decode is to append nothing; that of the first row */
 } attend_call;
 
-/* The arguments of a decode kernel as they are put together; what they point to outlives it. */
-typedef struct decode_args {
-    kvl_arg args[KVL_KERNEL_ARGS];
-    int count;
-} decode_args;
+_Static_assert(sizeof(decode_values) == 320, "no padding that C and OpenCL C may see differently");
 
-static void put_args(decode_args *to, const kvl_arg *args, int count)
+static decode_values values_of(const kvl_engine *engine, const attend_call *call)
 {
-    memcpy(to->args + to->count, args, (size_t)count * sizeof *args);
-    to->count += count;
-}
-
-/* What every variant takes. */
-static void put_decode_args(const kvl_engine *engine, const attend_call *call, decode_args *to)
-{
-    const kvl_arg args[] = {
-        BOUND_ARGS(call->q),        KVL_ARG(call->view->k),           KVL_ARG_KEPT(call->view->k_view),
-        KVL_ARG(call->view->v),     KVL_ARG_KEPT(call->view->v_view), table_arg(engine),
-        KVL_ARG_KEPT(engine->meta), KVL_ARG_KEPT(engine->partials),   KVL_ARG_KEPT(engine->decode_counter),
-        KVL_ARG_KEPT(call->shape),  KVL_ARG_KEPT(call->decode_work),  KVL_ARG_KEPT(call->scale_log2)};
-    to->count = 0;
-    put_args(to, args, COUNT(args));
-}
-
-/* What those that append take on. */
-static void put_append_args(const kvl_engine *engine, const attend_call *call, decode_args *to)
-{
-    const kvl_arg args[] = {BOUND_ARGS(call->fresh.k), BOUND_ARGS(call->fresh.v), KVL_ARG_KEPT(call->slots)};
-    if (engine->chosen[KVL_DECODE].variant->appends)
-        put_args(to, args, COUNT(args));
+    const kvl_schedule *now = &engine->now;
+    const int32_t *row = now->first_row;
+    return (decode_values){
+        .q_view = call->q.view,
+        .out_view = call->out.view,
+        .lse_view = call->lse.view,
+        .k_view = call->view->k_view,
+        .v_view = call->view->v_view,
+        .k_source_view = call->fresh.k.view,
+        .v_source_view = call->fresh.v.view,
+        .slots = call->slots,
+        .shape = call->shape,
+        .work = {{now->rows_at, now->splits_at, now->num_splits, now->num_blocks}},
+        .first_row = {{row[ROW_Q_TOKEN], row[ROW_VISIBLE], row[ROW_TABLE], row[ROW_FIRST]}},
+        .runs = {{now->run_splits, now->num_rows}},
+        .scale_log2 = call->scale_log2,
+    };
 }
 
 /* Work-groups for a queue of tasks: one a compute unit, fewer where tasks of one length give no one a longer turn. */
@@ -148,24 +142,36 @@ static size_t queue_groups(const kvl_engine *engine, size_t tasks, bool even)
     return (tasks + turns - 1) / turns;
 }
 
+static kvleaf_status launch_decode(kvl_engine *engine, const attend_call *call, const size_t global[2],
+                                   kvl_chain *chain, bool last)
+{
+    const decode_values values = values_of(engine, call);
+    const kvl_arg args[] = {KVL_ARG(values),
+                            BUFFER_ARG(call->q),
+                            KVL_ARG(call->view->k),
+                            KVL_ARG(call->view->v),
+                            table_arg(engine),
+                            KVL_ARG_KEPT(engine->meta),
+                            KVL_ARG_KEPT(engine->partials),
+                            KVL_ARG_KEPT(engine->decode_counter),
+                            BUFFER_ARG(call->fresh.k),
+                            BUFFER_ARG(call->fresh.v),
+                            BUFFER_ARG(call->out), /* this and the next: of kernels that fold */
+                            BUFFER_ARG(call->lse)};
+    int count = COUNT(args) - (kvl_folds_itself(engine) ? 0 : 2);
+    size_t group = (size_t)engine->chosen[KVL_DECODE].work_group;
+    return launch(engine, &engine->decode, args, count, global, group, chain, last);
+}
+
 /* Decode in one launch by a kernel that folds its splits itself. */
 static kvleaf_status run_folding_decode(kvl_engine *engine, const attend_call *call, kvl_chain *chain, bool last)
 {
     const kvl_schedule *now = &engine->now;
-    const kvl_variant *variant = engine->chosen[KVL_DECODE].variant;
-    size_t group = (size_t)engine->chosen[KVL_DECODE].work_group;
-    const int32_t *row = now->first_row;
-    cl_int2 runs = {{now->run_splits, now->num_rows}};
-    cl_int4 first_row = {{row[ROW_Q_TOKEN], row[ROW_VISIBLE], row[ROW_TABLE], row[ROW_FIRST]}};
-    const kvl_arg more[] = {BOUND_ARGS(call->out), BOUND_ARGS(call->lse), KVL_ARG_KEPT(runs), KVL_ARG_KEPT(first_row)};
-    decode_args args;
-    put_decode_args(engine, call, &args);
-    put_args(&args, more, COUNT(more));
-    put_append_args(engine, call, &args);
+    const kvl_chosen *chosen = &engine->chosen[KVL_DECODE];
     size_t tasks = (size_t)now->num_splits * (size_t)engine->params.geometry.num_kv_heads;
-    size_t groups = variant->unit_groups ? tasks : queue_groups(engine, tasks, now->even_runs);
-    const size_t global[2] = {groups * group, 1};
-    return launch(engine, &engine->decode, args.args, args.count, global, group, chain, last);
+    size_t groups = chosen->variant->unit_groups ? tasks : queue_groups(engine, tasks, now->even_runs);
+    const size_t global[2] = {groups * (size_t)chosen->work_group, 1};
+    return launch_decode(engine, call, global, chain, last);
 }
 
 static kvleaf_status run_decode(kvl_engine *engine, const attend_call *call, kvl_chain *chain, bool last)
@@ -175,13 +181,10 @@ static kvleaf_status run_decode(kvl_engine *engine, const attend_call *call, kvl
     if (kvl_folds_itself(engine))
         return run_folding_decode(engine, call, chain, last);
     size_t group = (size_t)chosen->work_group;
-    decode_args args;
-    put_decode_args(engine, call, &args);
-    put_append_args(engine, call, &args);
     size_t global[2] = {(size_t)now->num_splits * group, (size_t)engine->params.geometry.num_kv_heads};
     if (chosen->variant->persistent)
         global[0] = engine->device->caps.compute_units, global[1] = 1;
-    kvleaf_status status = launch(engine, &engine->decode, args.args, args.count, global, group, chain, false);
+    kvleaf_status status = launch_decode(engine, call, global, chain, false);
     if (status)
         return status;
     cl_int4 fold_work = {{now->rows_at, now->num_rows, now->run_splits, 0}};
@@ -254,11 +257,9 @@ static kvleaf_status bind_attend(const kvl_engine *engine, const kvleaf_tensor *
 /* A call that appends nothing. */
 static attend_call make_attend(const kvl_engine *engine, const kvl_view *view, float softmax_scale)
 {
-    const kvl_schedule *now = &engine->now;
     const kvl_bound none = {.memory = engine->meta, .own = true};
     return (attend_call){.view = view,
                          .shape = shape_of(engine),
-                         .decode_work = {{now->rows_at, now->splits_at, now->num_splits, now->num_blocks}},
                          .scale_log2 = softmax_scale * LOG2E,
                          .fresh = {none, none},
                          .slots = {{-1, -1}}};

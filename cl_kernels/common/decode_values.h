@@ -1,0 +1,26 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* What kvl_decode takes by value, in one struct, since a driver's enqueue takes its time for every argument. Read by C
+ * and by OpenCL C. Views are in elements. */
+#ifndef KVLEAF_DECODE_VALUES_H
+#define KVLEAF_DECODE_VALUES_H
+
+#ifdef __OPENCL_C_VERSION__
+#define DEVICE_TYPE(name) name
+#else
+#define DEVICE_TYPE(name) cl_##name
+#endif
+
+typedef struct decode_values {
+    DEVICE_TYPE(long4) q_view, out_view;               /* {offset, token stride, head stride, 0} */
+    DEVICE_TYPE(long4) lse_view;                       /* the same; the last: whether to write */
+    DEVICE_TYPE(long4) k_view, v_view;                 /* {offset, block stride, token stride, head stride} */
+    DEVICE_TYPE(long4) k_source_view, v_source_view;   /* of new keys and values: {offset, token, head stride, dtype} */
+    DEVICE_TYPE(long2) slots;                          /* where they lie in meta, negative where nothing is to be
+                                                          appended; that of the first row */
+    DEVICE_TYPE(int4) shape;                           /* {num_heads, num_kv_heads, head_dim, block_size} */
+    DEVICE_TYPE(int4) work;                            /* {rows at, splits or runs at, their number, blocks} */
+    DEVICE_TYPE(int4) first_row;                       /* {q token, visible keys, table, first key} */
+    DEVICE_TYPE(int2) runs;                            /* {splits a run, rows} */
+    DEVICE_TYPE(float) scale_log2;                     /* softmax_scale * log2 e */
+} decode_values;
+#endif
