@@ -14,8 +14,8 @@ static const int32_t block_sizes[] = {16, 5, 32, 1, 64, 8, 2, 128, 4, 256};
 /* Around blocks, units, tiles and splits. */
 static const int32_t windows[] = {65, 4, 257, 16, 511, 1, 255, 17, 64, 513, 63, 256, 300, 15, 512};
 
-/* Where sharp scores are bent strongly, a little, and as models have it. */
-static const float softcaps[] = {8, 30, 50};
+/* Where sharp scores are bent strongly, as models have it, and hardly. */
+static const float softcaps[] = {8, 50, 2000};
 
 /* What makes a program: dtypes, view, whether there are windows, the softcap, and for variants with constants also
  * head_dim, group and block size. */
