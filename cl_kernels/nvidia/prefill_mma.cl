@@ -23,8 +23,7 @@ inline void clear_scores(float x[TILES][SCORES])
             x[i][k] = 0.0f;
 }
 
-/* Scores as the hook makes them, without the keys that a row does not see; outputs shrink where a row's maximum grew.
- */
+/* Scores as the hook makes them, hidden where a row does not see the key; outputs shrink where its maximum grew. */
 inline void settle_scores(float x[TILES][SCORES], float o[TILES][OUTPUTS], running *sums, const tile *t, int block,
                           float scale_log2, uint first_row, uint lane)
 {
@@ -99,7 +98,7 @@ kvl_prefill(__global const Q_ELEM *q, long4 q_view, __global const KV_ELEM *k, l
     for (int i = 0; i < COPIES; i++)
         copy_unit(ids, k, k_view, v, v_view, &t, first, i, base, warp, lane);
     find_ids(ids, table, &t, first + 1, warp);
-    warp_sync();
+    warp_sync(); /* so that the copies do not wait for the queries */
     deal_rows(rows, q, q_view, lane);
     uint left = query_place(base, warp, lane), keys_at = base + keys_lane(lane), values_at = base + values_lane(lane);
 #pragma unroll
