@@ -372,9 +372,9 @@ static kvleaf_status check_row(trial *t, const kvl_step_seq *seq, int32_t row_of
     }
     for (int32_t key = first; key < end; key++)
         sum += t->weights[key] = exp(t->weights[key] - largest);
-    double lse = load(t, LSE, (size_t)at);
-    if (!(fabs(lse - largest - log(sum)) <= TOLERANCE))
-        return wrong("the LSE", row, head, lse, largest + log(sum));
+    double lse = load(t, LSE, (size_t)at), expected_lse = sum > 0 ? largest + log(sum) : -INFINITY;
+    if (!(fabs(lse - expected_lse) <= TOLERANCE))
+        return wrong("the LSE", row, head, lse, expected_lse);
     for (int32_t dim = 0; dim < g->head_dim; dim++) {
         double expected = 0, value = load(t, OUT, (size_t)(at * g->head_dim + dim));
         for (int32_t key = first; key < end; key++)
