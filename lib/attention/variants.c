@@ -138,8 +138,8 @@ static const char *needs_mma_decode(const kvleaf_caps *caps, const kvl_geometry 
 static const char *needs_mma_rows(const kvleaf_caps *caps, const kvl_geometry *geometry)
 {
     const char *why = needs_mma_decode(caps, geometry);
-    if (!why && geometry->layout == KVLEAF_LAYOUT_SWIZZLE8)
-        why = "for rows and strided views";
+    if (!why && (geometry->layout == KVLEAF_LAYOUT_SWIZZLE8 || !geometry->block_size))
+        why = "for rows and strided views of blocks";
     if (!why && (geometry->head_dim > 128 || group_of(geometry) > 8))
         why = "for head_dim up to 128 and 8 query heads a KV head";
     return why;
