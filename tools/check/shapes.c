@@ -40,6 +40,7 @@ static const combination fixed_list[] = {
 
 static const combination contiguous_list[] = {
     {KVLEAF_BF16, KVLEAF_F32, KVLEAF_BF16, PROBLEM_CONTIGUOUS, KVLEAF_LAYOUT_STRIDED, 72, 7, 16, true, 0},
+    {KVLEAF_F16, KVLEAF_F16, KVLEAF_F16, PROBLEM_CONTIGUOUS, KVLEAF_LAYOUT_STRIDED, 8, 3, 16, false, 0},
 };
 
 static const combination small_list[] = {
