@@ -10,7 +10,7 @@
 /* What a program is built for. */
 typedef struct kvl_geometry {
     kvleaf_dtype q_dtype, kv_dtype, out_dtype;
-    kvleaf_layout layout; /* STRIDED, ROWS, CPU16, DIM8 */
+    kvleaf_layout layout; /* any but AUTO */
     int32_t num_heads, num_kv_heads;
     int32_t head_dim;
     int32_t block_size; /* 0 = contiguous K/V */
