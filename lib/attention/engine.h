@@ -112,8 +112,7 @@ kvleaf_status kvl_engine_append(kvl_engine *engine, const kvl_fresh *fresh, cons
 kvleaf_status kvl_engine_attend(kvl_engine *engine, const kvleaf_tensor *q, const kvl_view *view,
                                 const kvleaf_tensor *out, const kvleaf_tensor *lse, float softmax_scale,
                                 kvl_chain *chain);
-/* Both, one after the other. Where every sequence brings one token of the decode family and the decode variant can, its
- * kernel appends. */
+/* Both, one after the other. Where every sequence brings one token of the decode family, its kernel appends: fuse.c. */
 kvleaf_status kvl_engine_append_attend(kvl_engine *engine, const kvl_fresh *fresh, const kvleaf_tensor *q,
                                        const kvl_view *view, const kvleaf_tensor *out, const kvleaf_tensor *lse,
                                        float softmax_scale, kvl_chain *chain);

@@ -13,9 +13,8 @@
 
 void kvl_fuse_note(const kvl_engine *engine, const kvl_step *step, const int32_t *meta, kvl_schedule *at)
 {
-    bool may = step->slots != KVL_SLOTS_ANYWHERE && engine->chosen[KVL_DECODE].variant->appends &&
-               !engine->params.geometry.device_tables && at->num_rows == at->total_q &&
-               at->counts.num_slots == at->total_q;
+    bool may = step->slots != KVL_SLOTS_ANYWHERE && !engine->params.geometry.device_tables &&
+               at->num_rows == at->total_q && at->counts.num_slots == at->total_q;
     for (int32_t i = 0; may && i < step->num_seqs; i++)
         may = step->seqs[i].q_len <= 1;
     at->slots = may ? step->slots : KVL_SLOTS_ANYWHERE;

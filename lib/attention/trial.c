@@ -317,7 +317,7 @@ static kvleaf_status bind_view(const trial *t, kvl_view *out)
     return kvl_engine_view(t->engine, &view, out);
 }
 
-/* Once with the append, if the variant has it, and once without; then the outputs are in host memory. */
+/* Once with the append, where decode makes it, and once without; then the outputs are in host memory. */
 static kvleaf_status attend(trial *t, const kvl_view *view, kvl_chain *chain)
 {
     const kvleaf_tensor q = tensor(t, Q), k = tensor(t, FRESH_K), v = tensor(t, FRESH_V);
@@ -448,7 +448,7 @@ kvleaf_status kvl_trial_launch(kvleaf_device *device, const kvl_variant *variant
 {
     trial t = {.device = device, .variant = variant, .geometry = shrink(geometry)};
     t.decodes = strcmp(variant->family, kvl_operation_name(KVL_DECODE)) == 0;
-    t.appends = t.decodes && variant->appends && geometry->block_size && !geometry->device_tables;
+    t.appends = t.decodes && geometry->block_size && !geometry->device_tables;
     t.scale = (float)(SHARPNESS / sqrt(geometry->head_dim));
     kvleaf_status status = prepare(&t);
     if (!status)

@@ -61,7 +61,6 @@ typedef struct kvl_variant {
      * a row and a KV head at most. share_from: rows from which that was measured to be faster. */
     int32_t (*shared_pairs)(const kvl_geometry *geometry);
     int32_t share_from;
-    bool appends; /* decode: the kernel can write a row's new key and value itself: ARCHITECTURE.md, kernel interface */
 } kvl_variant;
 
 typedef struct kvl_chosen {
