@@ -37,15 +37,9 @@ static kvleaf_status check_features(const kvleaf_attention_params *params)
     if (params->head_dim_v && params->head_dim_v != params->head_dim_k)
         return kvl_fail(KVLEAF_UNSUPPORTED, "head_dim_v", params->head_dim_v, params->head_dim_k,
                         "head_dim_v is %d, only head_dim_k (%d) is served", params->head_dim_v, params->head_dim_k);
-    if (!(params->softcap >= 0) || isinf(params->softcap))
-        return kvl_fail(KVLEAF_INVALID, "softcap", 0, 0, "softcap is %g, must be finite and not negative",
-                        (double)params->softcap);
     if (params->sinks)
         return unsupported("sinks", "NULL");
-    if (!(params->softmax_scale >= 0) || isinf(params->softmax_scale))
-        return kvl_fail(KVLEAF_INVALID, "softmax_scale", 0, 0, "softmax_scale is %g, must be finite and positive",
-                        (double)params->softmax_scale);
-    return KVLEAF_OK;
+    return kvl_check_scores(params->softmax_scale, params->softcap, -1);
 }
 
 static kvleaf_status check_geometry(const kvleaf_attention_params *params)

@@ -29,6 +29,9 @@ typedef struct kvl_engine_params {
     kvleaf_sharing sharing;
 } kvl_engine_params;
 
+/* INVALID unless both are finite and not negative; names the layer, if it is not negative. */
+kvleaf_status kvl_check_scores(float softmax_scale, float softcap, int32_t layer);
+
 /* Bytes an engine takes on device and host; fails as create where the geometry is not served. */
 kvleaf_status kvl_engine_size(const kvleaf_device *device, const kvl_engine_params *params, uint64_t *device_bytes,
                               uint64_t *host_bytes);

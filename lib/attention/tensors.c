@@ -1,6 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Checks of the caller's tensors and views before anything is enqueued. */
+/* Checks of the caller's tensors and views before anything is enqueued, and of what is made of scores. */
 #include "attention/state.h"
+
+#include <math.h>
 
 #define PACKED_ALIGNMENT 16 /* bytes: vector loads of the packed layouts */
 
@@ -33,6 +35,18 @@ kvleaf_status kvl_check_dtype(const char *name, kvleaf_dtype given, kvleaf_dtype
         return KVLEAF_OK;
     return kvl_fail(KVLEAF_INVALID, name, given, wanted, "%s.dtype is %s, must be %s", name, kvleaf_dtype_name(given),
                     kvleaf_dtype_name(wanted));
+}
+
+kvleaf_status kvl_check_scores(float softmax_scale, float softcap, int32_t layer)
+{
+    bool right = softmax_scale >= 0 && !isinf(softmax_scale);
+    const char *field = right ? "softcap" : "softmax_scale";
+    double value = (double)(right ? softcap : softmax_scale);
+    if (value >= 0 && !isinf(value))
+        return KVLEAF_OK;
+    return layer < 0 ? kvl_fail(KVLEAF_INVALID, field, 0, 0, "%s is %g, must be finite and not negative", field, value)
+                     : kvl_fail(KVLEAF_INVALID, field, layer, 0, "layer %d has %s %g, must be finite and not negative",
+                                (int)layer, field, value);
 }
 
 /* Handle, dtype and offset of a tensor; *first is its offset in elements, *elements how many its buffer holds in all.

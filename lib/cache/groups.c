@@ -24,20 +24,12 @@ static kvleaf_status check_layer(const kvleaf_layer *layers, int32_t i)
                         layer->head_dim_k);
     if (layer->window < 0)
         return kvl_fail_range("window", layer->window, 0, INT32_MAX);
-    if (!(layer->softcap >= 0) || isinf(layer->softcap))
-        return kvl_fail(KVLEAF_INVALID, "softcap", i, 0, "layer %d has softcap %g, must be finite and not negative", i,
-                        (double)layer->softcap);
     if (layer->sinks)
         return kvl_fail(KVLEAF_UNSUPPORTED, "sinks", i, 0, "layer %d has sinks, which are not served", i);
-    if (!(layer->softmax_scale >= 0) || isinf(layer->softmax_scale))
-        return kvl_fail(KVLEAF_INVALID, "softmax_scale", i, 0,
-                        "layer %d has softmax_scale %g, must be finite and not "
-                        "negative",
-                        i, (double)layer->softmax_scale);
     if (layer->kv_layer < 0 || layer->kv_layer > i)
         return kvl_fail(KVLEAF_INVALID, "kv_layer", layer->kv_layer, i,
                         "layer %d has kv_layer %d, must be 0 or name an earlier layer, 1 .. %d", i, layer->kv_layer, i);
-    return KVLEAF_OK;
+    return kvl_check_scores(layer->softmax_scale, layer->softcap, i);
 }
 
 static bool alike(const kvleaf_layer *a, const kvleaf_layer *b)
