@@ -3,7 +3,8 @@
 #define KVL_REFERENCE_H
 
 /* Paged attention in float64, as plain as it can be written: what every kernel is compared with. It reads the keys and
- * values as they are stored, rounded to their dtype, through a block table or from contiguous storage. */
+ * values as they are stored, rounded to their dtype, through a block table or from contiguous storage. It judges the
+ * library, its trials too, so it shares neither conversions nor sums with lib/attention/trial.c. */
 
 #include <kvleaf/attention.h>
 
