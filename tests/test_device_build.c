@@ -2,50 +2,29 @@
 /* Protects programs in memory: each is built once however many ask at once, an edited source is built again, a failed
  * build says where, and nothing stays behind when the device goes. */
 #define _XOPEN_SOURCE 700
-#include "shim.h"
-#include "support.h"
+#include "device_rig.h"
 
 #include "device/device.h"
 
 #include <pthread.h>
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
-
-typedef struct fixture {
-    char *kernels;
-    support_lines lines;
-    kvleaf_device_params params;
-} fixture;
 
 static int setup(void **state)
 {
-    fixture *f = calloc(1, sizeof *f);
-    assert_non_null(f);
-    shim_reset();
-    f->kernels = support_kernels(17);
-    f->params = support_params();
-    f->params.opencl = shim_table();
-    f->params.kernel_dir = f->kernels;
-    f->params.log = support_log;
-    f->params.log_user = &f->lines;
-    f->params.log_level = KVLEAF_LOG_DEBUG;
-    *state = f;
+    *state = device_rig_open(support_kernels(17), KVLEAF_LOG_DEBUG);
     return 0;
 }
 
 static int teardown(void **state)
 {
-    fixture *f = *state;
-    assert_int_equal(shim_balance(), 0);
-    support_folder_remove(f->kernels);
-    free(f);
+    device_rig_close(*state);
     return 0;
 }
 
 static void test_built_once(void **state)
 {
-    fixture *f = *state;
+    device_rig *f = *state;
     kvleaf_device *device = NULL;
     cl_program first = NULL, again = NULL, other = NULL;
     ASSERT_OK(support_create(&f->params, &device));
@@ -65,7 +44,7 @@ static void test_built_once(void **state)
 /* Edit and rerun: the folder is read at each build, and a program already handed out stays what it was. */
 static void test_edited_source_is_built_again(void **state)
 {
-    fixture *f = *state;
+    device_rig *f = *state;
     kvleaf_device *device = NULL;
     cl_program before = NULL, after = NULL, back = NULL;
     ASSERT_OK(support_create(&f->params, &device));
@@ -84,11 +63,10 @@ static void test_failed_build_says_where(void **state)
 {
     static const char bad[] = "#include \"common/answer.clh\"\n__kernel void answer(__global int *out)\n{\n"
                               "    out[0] = ANSWER + no_such_name;\n}\n";
-    fixture *f = *state;
+    device_rig *f = *state;
     kvleaf_device *device = NULL;
     cl_program program = NULL;
-    char *path = support_path(f->kernels, "bad.cl");
-    support_write(path, bad, strlen(bad));
+    device_rig_write(f, "bad.cl", bad);
     ASSERT_OK(support_create(&f->params, &device));
     ASSERT_STATUS(KVLEAF_DEVICE, kvl_device_program(device, "bad.cl", "-DX=1", &program));
     const kvleaf_error *error = kvleaf_last_error();
@@ -104,16 +82,15 @@ static void test_failed_build_says_where(void **state)
     char mended[sizeof bad];
     snprintf(mended, sizeof mended, "%s", bad);
     memset(strstr(mended, "+ no_such_name"), ' ', strlen("+ no_such_name"));
-    support_write(path, mended, strlen(mended));
+    device_rig_write(f, "bad.cl", mended);
     ASSERT_OK(kvl_device_program(device, "bad.cl", "-DX=1", &program));
     assert_int_equal(support_answer(device, program), 17);
-    free(path);
     kvleaf_device_destroy(&device);
 }
 
 static void test_missing_kernel(void **state)
 {
-    fixture *f = *state;
+    device_rig *f = *state;
     kvleaf_device *device = NULL;
     cl_program program = NULL;
     cl_kernel kernel = NULL;
@@ -164,7 +141,7 @@ static void *work(void *argument)
 
 static void test_eight_threads_at_first_use(void **state)
 {
-    fixture *f = *state;
+    device_rig *f = *state;
     kvleaf_device *device = NULL;
     pthread_barrier_t start;
     pthread_t threads[THREADS];
@@ -204,7 +181,7 @@ static void *hold(void *argument)
 
 static void test_references_between_threads(void **state)
 {
-    fixture *f = *state;
+    device_rig *f = *state;
     kvleaf_device *device = NULL;
     pthread_t threads[THREADS];
     ASSERT_OK(kvleaf_device_open(&f->params, &device));
@@ -222,7 +199,7 @@ static void test_references_between_threads(void **state)
 static void test_fifty_contexts(void **state)
 {
     enum { WARM = 10, ROUNDS = 50, PAGES = 4 << 20 };
-    fixture *f = *state;
+    device_rig *f = *state;
     uint64_t resident = 0;
     support_memory memory = {0};
     f->params.log = NULL;

@@ -2,8 +2,7 @@
 /* Protects the disk cache of program binaries: an entry serves exactly the program, device and driver it was made by,
  * bytes that are not whole never reach a driver, and a folder that can't be used costs a build and nothing else. */
 #define _XOPEN_SOURCE 700
-#include "shim.h"
-#include "support.h"
+#include "device_rig.h"
 
 #include "device/program.h"
 
@@ -12,49 +11,26 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/resource.h>
-#include <sys/stat.h>
-#include <sys/wait.h>
-#include <unistd.h>
 
 static const char *self; /* argv[0], to run children */
 
-typedef struct fixture {
-    char *kernels, *cache;
-    support_lines lines;
-    kvleaf_device_params params;
-} fixture;
-
 static int setup(void **state)
 {
-    fixture *f = calloc(1, sizeof *f);
-    assert_non_null(f);
-    shim_reset();
+    device_rig *f = device_rig_open(support_kernels(17), KVLEAF_LOG_WARNING);
     shim.platform_name = SHIM_OTHER_THAN_POCL;
-    f->kernels = support_kernels(17);
-    f->cache = support_folder();
-    f->params = support_params();
-    f->params.opencl = shim_table();
-    f->params.kernel_dir = f->kernels;
     f->params.cache_dir = f->cache;
-    f->params.log = support_log;
-    f->params.log_user = &f->lines;
-    f->params.log_level = KVLEAF_LOG_WARNING;
     *state = f;
     return 0;
 }
 
 static int teardown(void **state)
 {
-    fixture *f = *state;
-    assert_int_equal(shim_balance(), 0);
-    support_folder_remove(f->cache);
-    support_folder_remove(f->kernels);
-    free(f);
+    device_rig_close(*state);
     return 0;
 }
 
 /* Builds answer.cl on a new device, checks what it computes, and how it was come by. */
-static void build(fixture *f, const char *options, int answer, bool from_disk)
+static void build(device_rig *f, const char *options, int answer, bool from_disk)
 {
     kvleaf_device *device = NULL;
     cl_program program = NULL;
@@ -69,7 +45,7 @@ static void build(fixture *f, const char *options, int answer, bool from_disk)
     kvleaf_device_destroy(&device);
 }
 
-static char *only_entry(fixture *f)
+static char *only_entry(device_rig *f)
 {
     char name[256];
     assert_int_equal(support_files(f->cache, "", name), 1);
@@ -78,7 +54,7 @@ static char *only_entry(fixture *f)
 
 static void test_second_device_finds_it(void **state)
 {
-    fixture *f = *state;
+    device_rig *f = *state;
     build(f, "", 17, false);
     build(f, "", 17, true);
     assert_int_equal(f->lines.count, 0);
@@ -87,7 +63,7 @@ static void test_second_device_finds_it(void **state)
 
 static void test_everything_that_matters_is_in_the_key(void **state)
 {
-    fixture *f = *state;
+    device_rig *f = *state;
     build(f, "", 17, false);
     build(f, "-DX=1", 17, false);
     support_kernels_edit(f->kernels, 18);
@@ -106,7 +82,7 @@ static void test_everything_that_matters_is_in_the_key(void **state)
 /* Whatever happened to names, an entry of another driver is told by the key it repeats, and is replaced. */
 static void test_entry_of_another_driver(void **state)
 {
-    fixture *f = *state;
+    device_rig *f = *state;
     size_t size = 0;
     build(f, "", 17, false);
     char *path = only_entry(f), *ours = support_slurp(path, &size);
@@ -126,7 +102,7 @@ static void test_entry_of_another_driver(void **state)
 
 static void test_damaged_entries_are_built_again(void **state)
 {
-    fixture *f = *state;
+    device_rig *f = *state;
     size_t size = 0;
     build(f, "", 17, false);
     char *path = only_entry(f), *whole = support_slurp(path, &size), *data = malloc(size + 16);
@@ -157,7 +133,7 @@ static void test_damaged_entries_are_built_again(void **state)
 /* Every cut and every flipped bit of a small entry, without a driver behind it. */
 static void test_every_bit_counts(void **state)
 {
-    fixture *f = *state;
+    device_rig *f = *state;
     kvleaf_device device = {.cache_dir = f->cache};
     kvl_text key = {.data = (char *)"key", .size = 3};
     static const char binary[] = "some bytes of a driver";
@@ -188,27 +164,19 @@ static void test_every_bit_counts(void **state)
     free(path);
 }
 
-/* Root writes where the mode forbids it, so a folder that is none and one that can't be made stand in as well. */
 static void test_folder_that_cannot_be_used(void **state)
 {
-    fixture *f = *state;
-    char *file = support_path(f->kernels, "answer.cl"), *below = support_path(f->kernels, "answer.cl/cache");
-    const char *const folders[] = {f->cache, file, below, "/proc/kvleaf-cache"};
-    assert_int_equal(chmod(f->cache, 0500), 0);
-    for (size_t i = 0; i < sizeof folders / sizeof *folders; i++) {
-        f->params.cache_dir = folders[i];
+    device_rig *f = *state;
+    for (int i = 0; device_rig_unusable(f, i); i++) {
         build(f, "", 17, false);
         bool written = i == 0 && support_files(f->cache, "", NULL) == 1;
         assert_true(written ? f->lines.count == 0 : strstr(f->lines.text, "can't be written") != NULL);
     }
-    assert_int_equal(chmod(f->cache, 0700), 0);
-    free(below);
-    free(file);
 }
 
 static void test_full_disk(void **state)
 {
-    fixture *f = *state;
+    device_rig *f = *state;
     kvl_logger logger = {support_log, &f->lines, KVLEAF_LOG_WARNING};
     kvleaf_device device = {.cache_dir = f->cache, .logger = logger};
     kvl_text key = {.data = (char *)"key", .size = 3};
@@ -233,7 +201,7 @@ static void test_full_disk(void **state)
 static void test_driver_refuses_the_binary(void **state)
 {
     static const int entries[] = {SHIM_CreateProgramWithBinary, SHIM_BuildProgram};
-    fixture *f = *state;
+    device_rig *f = *state;
     build(f, "", 17, false);
     for (size_t i = 0; i < 2; i++) {
         kvleaf_device *device = NULL;
@@ -253,7 +221,7 @@ static void test_driver_refuses_the_binary(void **state)
 
 static void test_no_folder_no_file(void **state)
 {
-    fixture *f = *state;
+    device_rig *f = *state;
     f->params.cache_dir = NULL;
     build(f, "", 17, false);
     build(f, "", 17, false);
@@ -263,7 +231,7 @@ static void test_no_folder_no_file(void **state)
 /* PoCL would compile all kernels for a binary: it is not asked for one. */
 static void test_pocl_keeps_its_own(void **state)
 {
-    fixture *f = *state;
+    device_rig *f = *state;
     shim.platform_name = "Portable Computing Language";
     build(f, "", 17, false);
     build(f, "", 17, false);
@@ -308,7 +276,7 @@ static int child(const char *kernels, const char *cache, const char *binary)
 }
 
 /* The driver's binary of answer.cl, in a file. */
-static char *write_binary(fixture *f)
+static char *write_binary(device_rig *f)
 {
     kvleaf_device *device = NULL;
     cl_program program = NULL;
@@ -331,25 +299,13 @@ static char *write_binary(fixture *f)
 /* pocl #1480: whoever comes first, each finds whole entries or none, and one of each is left. */
 static void test_eight_cold_processes(void **state)
 {
-    fixture *f = *state;
+    device_rig *f = *state;
     pid_t children[PROCESSES];
     char *binary = write_binary(f);
-    for (int i = 0; i < PROCESSES; i++) {
-        children[i] = fork();
-        assert_true(children[i] >= 0);
-        if (children[i] == 0) {
-            char own[512];
-            snprintf(own, sizeof own, "%s/pocl%d", f->kernels, i); /* the driver has a cache too */
-            setenv("POCL_CACHE_DIR", own, 1);
-            execl(self, self, f->kernels, f->cache, i == 0 ? "" : binary, (char *)NULL);
-            _exit(99);
-        }
-    }
-    for (int i = 0; i < PROCESSES; i++) {
-        int status = -1;
-        assert_int_equal(waitpid(children[i], &status, 0), children[i]);
-        assert_int_equal(status, 0);
-    }
+    for (int i = 0; i < PROCESSES; i++)
+        children[i] = device_rig_start(f, self, i, i == 0 ? "" : binary);
+    for (int i = 0; i < PROCESSES; i++)
+        assert_int_equal(device_rig_end_of(children[i]), 0);
     assert_int_equal(support_files(f->cache, "", NULL), PROGRAMS);
     build(f, "-DX=1", 17, true);
     build(f, "-DX=20", 17, true);

@@ -1,36 +1,20 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Protects the device layer against a driver or an allocator that fails at any point: a clear status, no object left
  * over, outputs as they were, and the application's context with the references it had. */
-#include "shim.h"
-#include "support.h"
+#include "device_rig.h"
 
 #include "device/variant.h"
 
-#include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 
 static const kvl_variant variant = {
     .family = "decode", .name = "only", .file = "answer.cl", .kernels = {"answer"}, .work_group = 8};
 static const kvl_geometry geometry = {.layout = KVLEAF_LAYOUT_ROWS, .num_heads = 1, .num_kv_heads = 1, .head_dim = 16};
 
-typedef struct fixture {
-    char *kernels, *cache;
-    support_memory memory;
-    kvleaf_device_params params;
-} fixture;
-
 static int setup(void **state)
 {
-    fixture *f = calloc(1, sizeof *f);
-    assert_non_null(f);
-    shim_reset();
+    device_rig *f = device_rig_open(support_kernels(17), KVLEAF_LOG_WARNING);
     shim.platform_name = SHIM_OTHER_THAN_POCL;
-    f->kernels = support_kernels(17);
-    f->cache = support_folder();
-    f->params = support_params();
-    f->params.opencl = shim_table();
-    f->params.kernel_dir = f->kernels;
     f->params.allocator = support_allocator(&f->memory);
     *state = f;
     return 0;
@@ -38,10 +22,7 @@ static int setup(void **state)
 
 static int teardown(void **state)
 {
-    fixture *f = *state;
-    support_folder_remove(f->cache);
-    support_folder_remove(f->kernels);
-    free(f);
+    device_rig_close(*state);
     return 0;
 }
 
@@ -88,7 +69,7 @@ static void assert_clear(kvleaf_status status, kvleaf_status by_code, const char
 }
 
 /* Makes call number k fail, for every k there is; returns how many of them the layer answered with an error. */
-static int fail_each_call(fixture *f, cl_int code, kvleaf_status by_code)
+static int fail_each_call(device_rig *f, cl_int code, kvleaf_status by_code)
 {
     int failures = 0;
     for (int64_t k = 1;; k++) {
@@ -119,20 +100,20 @@ static int fail_each_call(fixture *f, cl_int code, kvleaf_status by_code)
 
 static void test_each_call(void **state)
 {
-    fixture *f = *state;
+    device_rig *f = *state;
     assert_in_range(fail_each_call(f, CL_OUT_OF_RESOURCES, KVLEAF_DEVICE), 20, 100);
 }
 
 static void test_each_call_out_of_memory(void **state)
 {
-    fixture *f = *state;
+    device_rig *f = *state;
     assert_in_range(fail_each_call(f, CL_OUT_OF_HOST_MEMORY, KVLEAF_NO_MEMORY), 20, 100);
 }
 
 /* With a disk cache, cold and warm: what fails about an entry only costs the entry. */
 static void test_each_call_with_a_disk_cache(void **state)
 {
-    fixture *f = *state;
+    device_rig *f = *state;
     f->params.cache_dir = f->cache;
     assert_in_range(fail_each_call(f, CL_OUT_OF_RESOURCES, KVLEAF_DEVICE), 15, 100);
     assert_true(support_files(f->cache, ".bin", NULL) > 0);
@@ -140,7 +121,7 @@ static void test_each_call_with_a_disk_cache(void **state)
 
 static void test_create_leaves_the_context_as_it_was(void **state)
 {
-    fixture *f = *state;
+    device_rig *f = *state;
     kvleaf_device *owner = support_device();
     cl_context context = kvleaf_device_context(owner);
     cl_uint before = 0, after = 0;
@@ -167,7 +148,7 @@ static void test_create_leaves_the_context_as_it_was(void **state)
 
 static void test_each_allocation(void **state)
 {
-    fixture *f = *state;
+    device_rig *f = *state;
     int failures = 0;
     f->params.cache_dir = f->cache;
     f->params.variants = "decode.only";

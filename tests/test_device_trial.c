@@ -3,8 +3,7 @@
  * a program, device and driver; what fails there passes the variant over, and a trial that ended the process or failed
  * on the device is not run again, while the end of a process at any other time means nothing. */
 #define _XOPEN_SOURCE 700
-#include "shim.h"
-#include "support.h"
+#include "device_rig.h"
 
 #include "device/program.h"
 #include "device/variant.h"
@@ -13,7 +12,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/stat.h>
 #include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
@@ -83,35 +81,12 @@ static const kvl_geometry usual = {.kv_dtype = KVLEAF_F16,
                                    .head_dim = 128,
                                    .block_size = 16};
 
-typedef struct fixture {
-    char *kernels, *cache;
-    support_lines lines;
-    kvleaf_device_params params;
-} fixture;
-
-static void write_source(const char *folder, const char *text)
-{
-    char *path = support_path(folder, "good.cl");
-    support_write(path, text, strlen(text));
-    free(path);
-}
-
 static int setup(void **state)
 {
-    fixture *f = calloc(1, sizeof *f);
-    assert_non_null(f);
-    shim_reset();
+    device_rig *f = device_rig_open(support_folder(), KVLEAF_LOG_WARNING);
     memset(&probe, 0, sizeof probe);
-    f->kernels = support_folder();
-    f->cache = support_folder();
-    write_source(f->kernels, good);
-    f->params = support_params();
-    f->params.opencl = shim_table();
-    f->params.kernel_dir = f->kernels;
+    device_rig_write(f, "good.cl", good);
     f->params.cache_dir = f->cache;
-    f->params.log = support_log;
-    f->params.log_user = &f->lines;
-    f->params.log_level = KVLEAF_LOG_WARNING;
     probe.cache = f->cache;
     *state = f;
     return 0;
@@ -119,12 +94,9 @@ static int setup(void **state)
 
 static int teardown(void **state)
 {
-    fixture *f = *state;
-    assert_int_equal(shim_balance(), 0);
+    device_rig *f = *state;
     assert_int_equal(support_files(f->cache, ".trial", NULL), 0);
-    support_folder_remove(f->cache);
-    support_folder_remove(f->kernels);
-    free(f);
+    device_rig_close(f);
     return 0;
 }
 
@@ -144,7 +116,7 @@ static void choose_with(kvleaf_device *device, const char *name)
 }
 
 /* The same with a new one, which makes so many launches. */
-static void choose(fixture *f, const char *name, int launches)
+static void choose(device_rig *f, const char *name, int launches)
 {
     kvleaf_device *device = NULL;
     f->lines = (support_lines){.count = 0};
@@ -155,7 +127,7 @@ static void choose(fixture *f, const char *name, int launches)
     kvleaf_device_destroy(&device);
 }
 
-static void assert_logged(const fixture *f, const char *text)
+static void assert_logged(const device_rig *f, const char *text)
 {
     if (!strstr(f->lines.text, text))
         fail_msg("the log does not say \"%s\":\n%s", text, f->lines.text);
@@ -164,7 +136,7 @@ static void assert_logged(const fixture *f, const char *text)
 /* Without a folder: once for a device object, in another context, and again where the program is another. */
 static void test_runs_apart_and_once(void **state)
 {
-    fixture *f = *state;
+    device_rig *f = *state;
     kvleaf_device *device = NULL;
     f->params.cache_dir = NULL;
     ASSERT_OK(support_create(&f->params, &device));
@@ -173,7 +145,7 @@ static void test_runs_apart_and_once(void **state)
     assert_int_equal(probe.launches, 1);
     assert_non_null(probe.own);
     assert_ptr_not_equal(probe.own, kvleaf_device_context(device));
-    write_source(f->kernels, other);
+    device_rig_write(f, "good.cl", other);
     choose_with(device, "edited");
     choose_with(device, "edited");
     assert_int_equal(probe.launches, 2);
@@ -184,7 +156,7 @@ static void test_runs_apart_and_once(void **state)
 
 static void test_wrong_results_pass_it_over(void **state)
 {
-    fixture *f = *state;
+    device_rig *f = *state;
     kvleaf_device *device = NULL;
     kvl_chosen chosen;
     probe.end = PROBE_FAILS;
@@ -205,7 +177,7 @@ static void test_wrong_results_pass_it_over(void **state)
 /* Nobody knows what else such a failure took along: later starts leave the variant alone, at once. */
 static void test_fault_on_the_device_stays_marked(void **state)
 {
-    fixture *f = *state;
+    device_rig *f = *state;
     char name[256];
     probe.end = PROBE_FAULTS;
     choose(f, "plain", 1);
@@ -231,7 +203,7 @@ static void test_fault_on_the_device_stays_marked(void **state)
 static void test_each_call_of_the_trial(void **state)
 {
     static const cl_int errors[] = {CL_OUT_OF_RESOURCES, CL_OUT_OF_HOST_MEMORY};
-    fixture *f = *state;
+    device_rig *f = *state;
     f->params.cache_dir = NULL;
     for (size_t i = 0; i < sizeof errors / sizeof *errors; i++) {
         int passed_over = 0;
@@ -265,7 +237,7 @@ static void test_each_call_of_the_trial(void **state)
 
 static void test_each_allocation_of_the_trial(void **state)
 {
-    fixture *f = *state;
+    device_rig *f = *state;
     support_memory memory = {0};
     int failures = 0;
     f->params.allocator = support_allocator(&memory);
@@ -301,7 +273,7 @@ static void test_each_allocation_of_the_trial(void **state)
 /* A second start finds the record: no mark, no other context, no launch. */
 static void test_passed_is_recorded(void **state)
 {
-    fixture *f = *state;
+    device_rig *f = *state;
     choose(f, "edited", 1);
     assert_int_equal(probe.marks, 1);
     assert_int_equal(support_files(f->cache, ".bin", NULL), 1);
@@ -313,11 +285,11 @@ static void test_passed_is_recorded(void **state)
     shim.driver_version = "99.1";
     choose(f, "edited", 1);
     choose(f, "edited", 0);
-    write_source(f->kernels, other);
+    device_rig_write(f, "good.cl", other);
     choose(f, "edited", 1);
     shim.driver_version = NULL;
     choose(f, "edited", 1);
-    write_source(f->kernels, good);
+    device_rig_write(f, "good.cl", good);
     choose(f, "edited", 0);
     f->params.max_work_group_size = 63;
     kvleaf_device *device = NULL;
@@ -331,7 +303,7 @@ static void test_passed_is_recorded(void **state)
 /* A record that is damaged, or another driver's under this name, says nothing. */
 static void test_records_that_are_none(void **state)
 {
-    fixture *f = *state;
+    device_rig *f = *state;
     char name[256];
     size_t size = 0;
     choose(f, "edited", 1);
@@ -365,22 +337,14 @@ static void test_records_that_are_none(void **state)
     free(path);
 }
 
-/* Root writes where the mode forbids it, so a folder that is none and one that can't be made stand in as well. */
 static void test_folder_that_cannot_be_used(void **state)
 {
-    fixture *f = *state;
-    char *file = support_path(f->kernels, "good.cl"), *below = support_path(f->kernels, "good.cl/cache");
-    const char *const folders[] = {f->cache, file, below, "/proc/kvleaf-cache"};
-    assert_int_equal(chmod(f->cache, 0500), 0);
-    for (size_t i = 0; i < sizeof folders / sizeof *folders; i++) {
-        f->params.cache_dir = folders[i];
+    device_rig *f = *state;
+    for (int i = 0; device_rig_unusable(f, i); i++) {
         choose(f, "edited", 1);
         bool written = i == 0 && support_files(f->cache, "", NULL) == 1;
         choose(f, "edited", written ? 0 : 1);
     }
-    assert_int_equal(chmod(f->cache, 0700), 0);
-    free(below);
-    free(file);
 }
 
 enum { DURING, LATER, TOGETHER, PROCESSES = 4 };
@@ -403,33 +367,18 @@ static int child(const char *kernels, const char *cache, int how)
     return edited ? 0 : 2;
 }
 
-static pid_t start(const fixture *f, int how, int number)
+static pid_t start(const device_rig *f, int how, int number)
 {
-    pid_t process = fork();
-    assert_true(process >= 0);
-    if (process == 0) {
-        char own[512], text[16];
-        snprintf(own, sizeof own, "%s/pocl%d", f->kernels, number); /* the driver has a cache too */
-        snprintf(text, sizeof text, "%d", how);
-        setenv("POCL_CACHE_DIR", own, 1);
-        execl(self, self, f->kernels, f->cache, text, (char *)NULL);
-        _exit(99);
-    }
-    return process;
-}
-
-static int end_of(pid_t process)
-{
-    int status = -1;
-    assert_int_equal(waitpid(process, &status, 0), process);
-    return status;
+    char text[16];
+    snprintf(text, sizeof text, "%d", how);
+    return device_rig_start(f, self, number, text);
 }
 
 static void test_process_that_ended(void **state)
 {
-    fixture *f = *state;
+    device_rig *f = *state;
     char name[256];
-    int status = end_of(start(f, DURING, 0));
+    int status = device_rig_end_of(start(f, DURING, 0));
     assert_true(WIFEXITED(status));
     assert_int_equal(WEXITSTATUS(status), 7);
     assert_int_equal(support_files(f->cache, ".trial", name), 1);
@@ -439,7 +388,7 @@ static void test_process_that_ended(void **state)
         assert_logged(f, path);
     }
     kvl_file_remove(path);
-    status = end_of(start(f, LATER, 0));
+    status = device_rig_end_of(start(f, LATER, 0));
     assert_true(WIFSIGNALED(status));
     assert_int_equal(WTERMSIG(status), SIGKILL);
     choose(f, "edited", 0);
@@ -449,12 +398,12 @@ static void test_process_that_ended(void **state)
 /* A trial that goes on elsewhere is no reason to pass the variant over. */
 static void test_processes_at_once(void **state)
 {
-    fixture *f = *state;
+    device_rig *f = *state;
     pid_t processes[PROCESSES];
     for (int i = 0; i < PROCESSES; i++)
         processes[i] = start(f, TOGETHER, i);
     for (int i = 0; i < PROCESSES; i++)
-        assert_int_equal(end_of(processes[i]), 0);
+        assert_int_equal(device_rig_end_of(processes[i]), 0);
     assert_int_equal(support_files(f->cache, "", NULL), 1);
     choose(f, "edited", 0);
 }

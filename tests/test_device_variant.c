@@ -1,20 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Protects the choice of kernel variants: the last that serves, builds and keeps within the limits; what is asked for
  * by a glob; the same answer from the query (kvl_variant_try) and the dispatch; a clear reason where nothing serves. */
-#include "shim.h"
-#include "support.h"
+#include "device_rig.h"
 
 #include "attention/variants.h"
 
-#include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
-
-typedef struct fixture {
-    char *kernels;
-    support_lines lines;
-    kvleaf_device_params params;
-} fixture;
 
 /* `answer` gives back the options it was built with. LOCAL_FLOATS of local memory a work-item in the greedy one. */
 static const char good[] = "__kernel void answer(__global int *out)\n{\n    out[0] = WORK_GROUP;\n}\n"
@@ -34,34 +25,18 @@ static const char fixed[] =
 
 static int setup(void **state)
 {
-    static const struct {
-        const char *name, *text;
-    } files[] = {{"good.cl", good}, {"greedy.cl", greedy}, {"broken.cl", broken}, {"fixed.cl", fixed}};
-    fixture *f = calloc(1, sizeof *f);
-    assert_non_null(f);
-    shim_reset();
-    f->kernels = support_folder();
-    for (size_t i = 0; i < sizeof files / sizeof *files; i++) {
-        char *path = support_path(f->kernels, files[i].name);
-        support_write(path, files[i].text, strlen(files[i].text));
-        free(path);
-    }
-    f->params = support_params();
-    f->params.opencl = shim_table();
-    f->params.kernel_dir = f->kernels;
-    f->params.log = support_log;
-    f->params.log_user = &f->lines;
-    f->params.log_level = KVLEAF_LOG_INFO;
+    device_rig *f = device_rig_open(support_folder(), KVLEAF_LOG_INFO);
+    device_rig_write(f, "good.cl", good);
+    device_rig_write(f, "greedy.cl", greedy);
+    device_rig_write(f, "broken.cl", broken);
+    device_rig_write(f, "fixed.cl", fixed);
     *state = f;
     return 0;
 }
 
 static int teardown(void **state)
 {
-    fixture *f = *state;
-    assert_int_equal(shim_balance(), 0);
-    support_folder_remove(f->kernels);
-    free(f);
+    device_rig_close(*state);
     return 0;
 }
 
@@ -85,7 +60,7 @@ static const kvl_geometry usual = {.q_dtype = KVLEAF_F32,
         .family = "decode", .name = row_name, .file = row_file, .kernels = {"answer"}, .work_group = 64, __VA_ARGS__   \
     }
 
-static kvleaf_device *device_of(fixture *f)
+static kvleaf_device *device_of(device_rig *f)
 {
     kvleaf_device *device = NULL;
     ASSERT_OK(support_create(&f->params, &device));
@@ -127,7 +102,7 @@ static void test_last_that_serves_is_taken(void **state)
         ROW("sourceless", "none.cl", .persistent = false),
         {.family = "decode", .name = "kernelless", .file = "good.cl", .kernels = {"answer", "none"}, .work_group = 64},
     };
-    fixture *f = *state;
+    device_rig *f = *state;
     kvleaf_device *device = device_of(f);
     kvl_chosen chosen = {0};
     kvl_geometry other = usual;
@@ -149,7 +124,7 @@ static void test_nothing_serves_gives_every_reason(void **state)
 {
     static const kvl_variant table[] = {ROW("unbuildable", "broken.cl", .persistent = false),
                                         ROW("refusing", "good.cl", .refuses = refuses)};
-    fixture *f = *state;
+    device_rig *f = *state;
     kvleaf_device *device = device_of(f);
     kvl_chosen chosen = {0};
     ASSERT_FAILS(KVLEAF_UNSUPPORTED, "variant", kvl_variant_choose(device, table, 2, &usual, &chosen));
@@ -191,7 +166,7 @@ static void test_globs(void **state)
         {"*.kv_f16.*", "cpu"},
         {",,", "cpu"},
     };
-    fixture *f = *state;
+    device_rig *f = *state;
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         f->params.variants = cases[i].globs;
         kvleaf_device *device = device_of(f);
@@ -212,7 +187,7 @@ static void test_options_come_from_the_geometry(void **state)
         ROW("block", "fixed.cl", .fixed = KVL_FIX_BLOCK_SIZE, .options = "-DMORE=3"),
     };
     static const int expected[] = {0, 7000128, 5004000, 3160000};
-    fixture *f = *state;
+    device_rig *f = *state;
     kvleaf_device *device = device_of(f);
     kvl_chosen chosen = {0};
     for (size_t i = 0; i < sizeof table / sizeof *table; i++) {
@@ -250,7 +225,7 @@ static void test_work_group_bends_to_the_limits(void **state)
         {&local, 0, 1100, 0, 0, 16, ""},
         {&local, 0, 1023, 0, 0, 0, "local_bytes"},
     };
-    fixture *f = *state;
+    device_rig *f = *state;
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         kvl_chosen tried = {0}, chosen = {0};
         f->params.max_work_group_size = cases[i].params_group;
@@ -276,7 +251,7 @@ static void test_undocumented_can_be_denied(void **state)
 {
     static const kvl_variant table[] = {ROW("plain", "good.cl", .persistent = false),
                                         ROW("edited", "good.cl", .undocumented = true)};
-    fixture *f = *state;
+    device_rig *f = *state;
     for (uint32_t deny = 0; deny < 2; deny++) {
         f->params.deny_undocumented = deny;
         kvleaf_device *device = device_of(f);
@@ -296,7 +271,7 @@ static void test_query_and_dispatch_agree(void **state)
         uint64_t local;
         const char *extensions;
     } limits[] = {{0, 0, NULL}, {1, 256, "cl_khr_global_int32_base_atomics"}};
-    fixture *f = *state;
+    device_rig *f = *state;
     f->params.kernel_dir = NULL;
     for (size_t i = 0; i < sizeof limits / sizeof *limits; i++) {
         f->params.max_work_group_size = limits[i].group;
