@@ -1,6 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "attention_rig.h"
 
+#include "shim.h"
+
 void attention_rig_open(attention_rig *rigs, int32_t count, const kvleaf_opencl *opencl)
 {
     for (attention_rig *rig = rigs; rig < rigs + count; rig++) {
@@ -18,6 +20,21 @@ void attention_rig_close(attention_rig *rigs, int32_t count)
         clReleaseCommandQueue(rig->queue);
         kvleaf_device_destroy(&rig->device);
     }
+}
+
+int attention_rigs_set_up(void **state)
+{
+    static attention_rig rigs[ATTENTION_RIGS] = {{.name = "portable", .variants = "*.portable.*"}, {.name = "default"}};
+    shim_reset();
+    attention_rig_open(rigs, ATTENTION_RIGS, shim_table());
+    *state = rigs;
+    return 0;
+}
+
+int attention_rigs_tear_down(void **state)
+{
+    attention_rig_close(*state, ATTENTION_RIGS);
+    return 0;
 }
 
 kvleaf_attention *attention_rig_make(const attention_rig *rig, const problem_geometry *geometry, int32_t device_tables)

@@ -21,6 +21,12 @@ typedef struct attention_rig {
 void attention_rig_open(attention_rig *rigs, int32_t count, const kvleaf_opencl *opencl);
 void attention_rig_close(attention_rig *rigs, int32_t count);
 
+/* For tests that need no others, as cmocka's group fixtures: the portable variants and those that the device takes,
+ * over the table that counts and fails. The state is attention_rig[ATTENTION_RIGS]. */
+enum { ATTENTION_RIGS = 2 };
+int attention_rigs_set_up(void **state);
+int attention_rigs_tear_down(void **state);
+
 kvleaf_attention *attention_rig_make(const attention_rig *rig, const problem_geometry *geometry, int32_t device_tables);
 void attention_rig_problem(const attention_rig *rig, const problem_geometry *geometry, const problem_seq *seqs,
                            int32_t num_seqs, const problem_options *options, problem *out);

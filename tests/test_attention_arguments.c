@@ -12,23 +12,6 @@
 
 #define COUNT(array) ((int32_t)(sizeof(array) / sizeof((array)[0])))
 
-static attention_rig rigs[] = {{.name = "portable", .variants = "*.portable.*"}, {.name = "default"}};
-
-static int set_up(void **state)
-{
-    (void)state;
-    shim_reset();
-    attention_rig_open(rigs, COUNT(rigs), shim_table());
-    return 0;
-}
-
-static int tear_down(void **state)
-{
-    (void)state;
-    attention_rig_close(rigs, COUNT(rigs));
-    return 0;
-}
-
 static int64_t arguments_set(void)
 {
     return shim.calls_of[SHIM_SetKernelArg];
@@ -229,8 +212,8 @@ static void append_and_attend(const attention_rig *r, problem *made, kvleaf_atte
 /* By one object in turn; new problems between, so that buffers are released and others made. */
 static void test_batches_in_turn(void **state)
 {
-    (void)state;
-    for (int32_t i = 0; i < COUNT(rigs); i++) {
+    const attention_rig *rigs = *state;
+    for (int32_t i = 0; i < ATTENTION_RIGS; i++) {
         kvleaf_attention *attention = attention_rig_make(&rigs[i], &plain, 0);
         for (int32_t round = 0; round < 3; round++) {
             problem made[3];
@@ -306,8 +289,8 @@ static void assert_only_outputs(const problem *made, const unsigned char *output
 static void test_layers_in_turn(void **state)
 {
     static const float scales[] = {0.25f, 0.125f};
-    (void)state;
-    for (int32_t i = 0; i < COUNT(rigs); i++) {
+    const attention_rig *rigs = *state;
+    for (int32_t i = 0; i < ATTENTION_RIGS; i++) {
         kvleaf_attention *attention = attention_rig_make(&rigs[i], &plain, 0);
         problem made[2];
         unsigned char *first[2] = {NULL, NULL};
@@ -372,8 +355,8 @@ static bool fail_argument(const attention_rig *r, kvleaf_attention *attention, p
 
 static void test_failed_calls(void **state)
 {
-    (void)state;
-    for (int32_t i = 0; i < COUNT(rigs); i++) {
+    const attention_rig *rigs = *state;
+    for (int32_t i = 0; i < ATTENTION_RIGS; i++) {
         kvleaf_attention *attention = attention_rig_make(&rigs[i], &plain, 0);
         problem made[3];
         make_problems(&rigs[i], made);
@@ -392,7 +375,7 @@ static void test_failed_calls(void **state)
  * and V, the new keys and values, for the fold out and LSE. */
 static void test_what_a_layer_sets(void **state)
 {
-    (void)state;
+    const attention_rig *rigs = *state;
     kvleaf_attention *attention = attention_rig_make(&rigs[0], &plain, 0);
     problem made;
     attention_rig_problem(&rigs[0], &plain, few, COUNT(few), &(problem_options){.seed = 8}, &made);
@@ -414,7 +397,7 @@ static void test_what_a_layer_sets_with_a_table(void **state)
 {
     static const int64_t expected[] = {10 + 8, 5 + 2};
     cl_int error = 0;
-    (void)state;
+    const attention_rig *rigs = *state;
     kvleaf_attention *attention = attention_rig_make(&rigs[0], &plain, 1);
     problem made;
     attention_rig_problem(&rigs[0], &plain, few, COUNT(few), &(problem_options){.seed = 8}, &made);
@@ -448,5 +431,5 @@ int main(void)
         cmocka_unit_test(test_what_a_layer_sets),
         cmocka_unit_test(test_what_a_layer_sets_with_a_table),
     };
-    return cmocka_run_group_tests(tests, set_up, tear_down);
+    return cmocka_run_group_tests(tests, attention_rigs_set_up, attention_rigs_tear_down);
 }

@@ -13,25 +13,6 @@
 
 #define COUNT(array) ((int32_t)(sizeof(array) / sizeof((array)[0])))
 
-static attention_rig rigs[] = {{.name = "portable", .variants = "*.portable.*"}, {.name = "default"}};
-static support_rng rng;
-
-static int set_up(void **state)
-{
-    (void)state;
-    rng.state = support_seed(20261212);
-    shim_reset();
-    attention_rig_open(rigs, COUNT(rigs), shim_table());
-    return 0;
-}
-
-static int tear_down(void **state)
-{
-    (void)state;
-    attention_rig_close(rigs, COUNT(rigs));
-    return 0;
-}
-
 static int64_t launches(void)
 {
     return shim.calls_of[SHIM_EnqueueNDRangeKernel];
@@ -85,7 +66,7 @@ static const struct {
 static void test_every_family(void **state)
 {
     static const int32_t lengths[] = {1, 16, 255, 256, 257, 511, 512, 513, 700, 5, 0, 1025};
-    (void)state;
+    const attention_rig *rigs = *state;
     for (int32_t i = 0; i < COUNT(families); i++) {
         const problem_geometry *g = &families[i].geometry;
         const attention_rig *r = &rigs[families[i].rig];
@@ -122,8 +103,8 @@ static void test_other_steps(void **state)
         {"drafts", {{1, 1, 300, 0, 0}, {2, 3, 44, KVLEAF_FAMILY_DECODE, 0}, {3, 1, 7, 0, 0}}},
         {"more queries than keys", {{1, 1, 300, 0, 0}, {2, 3, 1, KVLEAF_FAMILY_DECODE, 0}, {3, 1, 7, 0, 0}}},
     };
-    (void)state;
-    for (int32_t k = 0; k < COUNT(rigs); k++) {
+    const attention_rig *rigs = *state;
+    for (int32_t k = 0; k < ATTENTION_RIGS; k++) {
         kvleaf_attention *attention = attention_rig_make(&rigs[k], &plain, 0);
         for (int32_t i = 0; i < COUNT(cases); i++) {
             problem made;
@@ -154,8 +135,8 @@ static void test_blocks_in_common(void **state)
         {"only what is there already", {48, 100, 9}, 2, 0},
         {"whole splits", {1040, 1100, 9}, 64, 0},
     };
-    (void)state;
-    for (int32_t k = 0; k < COUNT(rigs); k++) {
+    const attention_rig *rigs = *state;
+    for (int32_t k = 0; k < ATTENTION_RIGS; k++) {
         kvleaf_attention *attention = attention_rig_make(&rigs[k], &plain, 0);
         for (int32_t i = 0; i < COUNT(cases); i++) {
             problem made;
@@ -184,8 +165,8 @@ static kvleaf_status call_at_once(const problem *made, kvleaf_attention *attenti
 static void test_slots_elsewhere(void **state)
 {
     const problem_seq seqs[] = {{1, 1, 40, 0, 0}, {2, 1, 33, 0, 0}};
-    (void)state;
-    for (int32_t i = 0; i < COUNT(rigs); i++) {
+    const attention_rig *rigs = *state;
+    for (int32_t i = 0; i < ATTENTION_RIGS; i++) {
         kvleaf_attention *attention = attention_rig_make(&rigs[i], &plain, 0);
         problem made;
         problem_array source = {0};
@@ -219,7 +200,7 @@ static void test_slots_elsewhere(void **state)
 static void test_device_tables(void **state)
 {
     const problem_seq seqs[] = {{1, 1, 40, 0, 0}, {2, 1, 33, 0, 0}};
-    (void)state;
+    const attention_rig *rigs = *state;
     kvleaf_attention *attention = attention_rig_make(&rigs[1], &plain, 1);
     problem made;
     problem_report report;
@@ -416,9 +397,9 @@ static const problem_seq mixed_rows[] = {{1, 3, 40, 0, 0}, {2, 1, 33, 0, 0}};
 
 static void test_wrong_arguments(void **state)
 {
-    (void)state;
+    const attention_rig *rigs = *state;
     const problem_seq *batches[] = {two_rows, mixed_rows};
-    for (int32_t i = 0; i < COUNT(rigs) * 2; i++) {
+    for (int32_t i = 0; i < ATTENTION_RIGS * 2; i++) {
         kvleaf_attention *attention = attention_rig_make(&rigs[i / 2], &plain, 0);
         scenery s;
         open_scenery(&s, &rigs[i / 2], batches[i % 2]);
@@ -444,7 +425,7 @@ static void test_wrong_arguments(void **state)
 /* Each OpenCL call failing in turn: DEVICE, and the same call works afterwards. */
 static void test_calls_fail(void **state)
 {
-    (void)state;
+    const attention_rig *rigs = *state;
     const problem_seq *batches[] = {two_rows, mixed_rows};
     for (int32_t i = 0; i < 2; i++) {
         kvleaf_attention *attention = attention_rig_make(&rigs[1], &plain, 0);
@@ -482,24 +463,24 @@ typedef struct scene {
     int32_t meta[2 * ROWS + ROWS * COLUMNS];
 } scene;
 
-static void draw_scene(scene *s)
+static void draw_scene(scene *s, support_rng *rng)
 {
-    int32_t blocks = support_range(&rng, 20, 400), tables = 2 * ROWS;
+    int32_t blocks = support_range(rng, 20, 400), tables = 2 * ROWS;
     memset(s, 0, sizeof(*s));
     s->engine.params.geometry.block_size = BLOCK;
     s->engine.rows = s->rows;
     s->engine.keys = s->keys;
     s->engine.buckets = s->buckets;
     s->engine.now =
-        (kvl_schedule){.slots = KVL_SLOTS_IN_PLACE, .num_rows = support_range(&rng, 1, ROWS), .host = s->meta};
+        (kvl_schedule){.slots = KVL_SLOTS_IN_PLACE, .num_rows = support_range(rng, 1, ROWS), .host = s->meta};
     for (int32_t i = 0; i < s->engine.now.num_rows; i++) {
-        int32_t end = support_range(&rng, 0, COLUMNS * BLOCK), first = end - support_range(&rng, 1, COLUMNS * BLOCK);
+        int32_t end = support_range(rng, 0, COLUMNS * BLOCK), first = end - support_range(rng, 1, COLUMNS * BLOCK);
         int32_t at = tables + i * COLUMNS;
         s->rows[i] = (kvl_row){.q_token = i, .table = at, .first = first, .end = end};
         for (int32_t c = 0; c < COLUMNS; c++)
-            s->meta[at + c] = c < (first > 0 ? first / BLOCK : 0) ? -1 : support_range(&rng, 0, blocks);
+            s->meta[at + c] = c < (first > 0 ? first / BLOCK : 0) ? -1 : support_range(rng, 0, blocks);
         int64_t slot =
-            end && support_range(&rng, 0, 4) ? s->meta[at + (end - 1) / BLOCK] * BLOCK + (end - 1) % BLOCK : -1;
+            end && support_range(rng, 0, 4) ? s->meta[at + (end - 1) / BLOCK] * BLOCK + (end - 1) % BLOCK : -1;
         memcpy(s->meta + 2 * i, &slot, sizeof(slot));
     }
 }
@@ -520,10 +501,11 @@ static bool conflicts(const scene *s)
 static void test_search_of_tables(void **state)
 {
     static scene s;
+    support_rng rng = {.state = support_seed(20261212)};
     int32_t found = 0;
     (void)state;
     for (int32_t i = 0; i < 20000; i++) {
-        draw_scene(&s);
+        draw_scene(&s, &rng);
         bool wanted = !conflicts(&s);
         assert_true(kvl_fuse_now(&s.engine) == wanted);
         assert_true(s.engine.now.slots == (wanted ? KVL_SLOTS_OWN : KVL_SLOTS_ANYWHERE));
@@ -540,5 +522,5 @@ int main(void)
         cmocka_unit_test(test_slots_elsewhere),  cmocka_unit_test(test_device_tables),
         cmocka_unit_test(test_wrong_arguments),  cmocka_unit_test(test_calls_fail),
     };
-    return cmocka_run_group_tests(tests, set_up, tear_down);
+    return cmocka_run_group_tests(tests, attention_rigs_set_up, attention_rigs_tear_down);
 }
