@@ -462,6 +462,11 @@ bool problem_untouched(problem *problem)
     return same_as_made(problem, &problem->out) && same_as_made(problem, &problem->lse);
 }
 
+bool problem_upload_outputs(problem *problem)
+{
+    return problem_array_upload(&problem->out, problem->queue) && problem_array_upload(&problem->lse, problem->queue);
+}
+
 kvleaf_status problem_attend(problem *problem, kvleaf_attention *attention)
 {
     kvleaf_batch batch = problem_batch(problem);
@@ -471,7 +476,7 @@ kvleaf_status problem_attend(problem *problem, kvleaf_attention *attention)
     kvleaf_tensor out = problem_tensor(&problem->out);
     kvleaf_tensor lse = problem_tensor(&problem->lse);
     problem->fault[0] = 0;
-    if (!problem_array_upload(&problem->out, problem->queue) || !problem_array_upload(&problem->lse, problem->queue)) {
+    if (!problem_upload_outputs(problem)) {
         snprintf(problem->fault, sizeof(problem->fault), "the outputs could not be written");
         return KVLEAF_OK;
     }

@@ -110,6 +110,8 @@ kvleaf_exec problem_exec(const problem *problem);
 
 /* Plans, attends, waits and reads back. An API status that is not OK is returned as it is. */
 kvleaf_status problem_attend(problem *problem, kvleaf_attention *attention);
+/* Writes out and lse as they were made. */
+bool problem_upload_outputs(problem *problem);
 /* Reads out and lse back and checks that nothing beside them changed. */
 bool problem_collect(problem *problem);
 /* Whether out and lse are byte for byte as they were made: what a call that failed must leave. */

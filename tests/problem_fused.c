@@ -102,7 +102,7 @@ static bool make(problem *problem, kvleaf_dtype source, bool some_negative, fuse
         if (!problem_array_upload(&f->sources[i], problem->queue) || !upload_without(problem, f, i))
             return false;
     }
-    return problem_array_upload(&problem->out, problem->queue) && problem_array_upload(&problem->lse, problem->queue);
+    return problem_upload_outputs(problem);
 }
 
 static kvleaf_status run(problem *problem, kvleaf_attention *attention, bool some_negative, const fused *f)

@@ -249,11 +249,6 @@ static layer layer_of(const problem *made)
                    .exec = problem_exec(made)};
 }
 
-static void upload_outputs(problem *made)
-{
-    assert_true(problem_array_upload(&made->out, made->queue) && problem_array_upload(&made->lse, made->queue));
-}
-
 static void plan(kvleaf_attention *attention, problem *made)
 {
     kvleaf_batch batch = problem_batch(made);
@@ -307,7 +302,7 @@ static void test_layers_in_turn(void **state)
             bool without = k / 2 % 2;
             kvl_view bound;
             kvl_chain chain;
-            upload_outputs(one);
+            assert_true(problem_upload_outputs(one));
             ASSERT_OK(kvl_attention_begin(attention, &at.exec, &chain));
             ASSERT_OK(kvl_engine_view(attention->engine, &at.view, &bound));
             ASSERT_OK(kvl_engine_attend(attention->engine, &at.q, &bound, &at.out, without ? NULL : &at.lse,
@@ -338,7 +333,7 @@ static bool fail_argument(const attention_rig *r, kvleaf_attention *attention, p
     const layer at = layer_of(made);
     append_and_attend(r, before, attention, "before a failure");
     plan(attention, made);
-    upload_outputs(made);
+    assert_true(problem_upload_outputs(made));
     shim.calls = 0;
     shim.failed_entry = -1;
     shim.fail_only = SHIM_SetKernelArg;

@@ -358,7 +358,7 @@ static void test_a_batch_that_shrinks_on_one_table(void **state)
             fail_msg("%s: %s", r->name, report.text);
         int32_t good = made.table[made.columns + 1];
         made.table[made.columns + 1] = made.num_blocks;
-        assert_true(problem_array_upload(&made.out, r->queue) && problem_array_upload(&made.lse, r->queue));
+        assert_true(problem_upload_outputs(&made));
         ASSERT_STATUS(KVLEAF_INVALID, problem_attend(&made, attention));
         assert_true(problem_untouched(&made));
         made.table[made.columns + 1] = good;

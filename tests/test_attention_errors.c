@@ -179,7 +179,7 @@ static void test_attend_needs_a_plan(void **state)
     kvleaf_tensor q = problem_tensor(&made.q), out = problem_tensor(&made.out);
     (void)state;
     ASSERT_OK(kvleaf_attention_create(device, &params, &fresh));
-    assert_true(problem_array_upload(&made.out, queue) && problem_array_upload(&made.lse, queue));
+    assert_true(problem_upload_outputs(&made));
     ASSERT_STATUS(KVLEAF_INVALID, kvleaf_attention_attend(fresh, &q, &view, &out, NULL, &exec));
     ASSERT_STATUS(KVLEAF_INVALID, kvleaf_attention_append(fresh, &q, &q, &view, &exec));
     ASSERT_STATUS(KVLEAF_INVALID, kvleaf_attention_gather(fresh, &view, &out, &out, &exec));
@@ -350,7 +350,7 @@ static void test_attend_refuses_tensors(void **state)
     foreign = support_buffer(other_device, other_queue, made.k.bytes, 0);
     tiny = support_buffer(device, queue, 32, 0);
     ASSERT_OK(kvleaf_attention_plan(attention, &batch, &exec));
-    assert_true(problem_array_upload(&made.out, queue) && problem_array_upload(&made.lse, queue));
+    assert_true(problem_upload_outputs(&made));
     for (int i = 0; i < 50; i++) {
         attend_arguments given = right;
         change_attend(i, &given);
@@ -376,7 +376,7 @@ static void test_attend_refuses_views_and_nulls(void **state)
                           problem_kv_view(&made)};
     (void)state;
     ASSERT_OK(kvleaf_attention_plan(attention, &batch, &exec));
-    assert_true(problem_array_upload(&made.out, queue) && problem_array_upload(&made.lse, queue));
+    assert_true(problem_upload_outputs(&made));
     ASSERT_FAILS(KVLEAF_INVALID, "q", kvleaf_attention_attend(attention, NULL, &a.view, &a.out, &a.lse, &exec));
     ASSERT_FAILS(KVLEAF_INVALID, "view", kvleaf_attention_attend(attention, &a.q, NULL, &a.out, &a.lse, &exec));
     ASSERT_FAILS(KVLEAF_INVALID, "out", kvleaf_attention_attend(attention, &a.q, &a.view, NULL, &a.lse, &exec));
@@ -407,7 +407,7 @@ static void test_append_and_gather_refuse(void **state)
     kvleaf_tensor out = problem_tensor(&made.out), room = problem_tensor(&made.k), bad = room;
     (void)state;
     ASSERT_OK(kvleaf_attention_plan(attention, &batch, &exec));
-    assert_true(problem_array_upload(&made.out, queue) && problem_array_upload(&made.lse, queue));
+    assert_true(problem_upload_outputs(&made));
     ASSERT_FAILS(KVLEAF_INVALID, "k", kvleaf_attention_append(attention, NULL, &out, &view, &exec));
     ASSERT_FAILS(KVLEAF_INVALID, "v", kvleaf_attention_append(attention, &out, NULL, &view, &exec));
     ASSERT_FAILS(KVLEAF_INVALID, "view", kvleaf_attention_append(attention, &out, &out, NULL, &exec));
@@ -455,7 +455,7 @@ static void test_merge_refuses(void **state)
     kvleaf_tensor half = q, lses = problem_tensor(&made.k);
     (void)state;
     half.dtype = KVLEAF_F16;
-    assert_true(problem_array_upload(&made.out, queue) && problem_array_upload(&made.lse, queue));
+    assert_true(problem_upload_outputs(&made));
     ASSERT_FAILS(KVLEAF_INVALID, "n", kvleaf_attention_merge(attention, 0, 1, &q, 0, &lses, 0, &out, &lse, &exec));
     ASSERT_FAILS(KVLEAF_INVALID, "n", kvleaf_attention_merge(attention, -1, 1, &q, 0, &lses, 0, &out, &lse, &exec));
     ASSERT_FAILS(KVLEAF_INVALID, "rows", kvleaf_attention_merge(attention, 1, -1, &q, 0, &lses, 0, &out, &lse, &exec));

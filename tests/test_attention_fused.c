@@ -181,8 +181,7 @@ static void test_slots_elsewhere(void **state)
         batch.slot_mapping = slots;
         assert_true(problem_array_create(&source, made.context, KVLEAF_F32, 2, 2, 16, false));
         problem_array_guard(&source);
-        assert_true(problem_array_upload(&source, made.queue) && problem_array_upload(&made.out, made.queue) &&
-                    problem_array_upload(&made.lse, made.queue));
+        assert_true(problem_array_upload(&source, made.queue) && problem_upload_outputs(&made));
         int64_t start = launches();
         ASSERT_OK(kvleaf_attention_plan(attention, &batch, &exec));
         ASSERT_OK(call_at_once(&made, attention, &source));
@@ -228,8 +227,7 @@ static void test_device_tables(void **state)
     batch.device_block_table =
         clCreateBuffer(made.context, CL_MEM_READ_ONLY | CL_MEM_COPY_HOST_PTR, bytes, made.table, &error);
     assert_int_equal(error, CL_SUCCESS);
-    assert_true(problem_array_upload(&source, made.queue) && problem_array_upload(&made.out, made.queue) &&
-                problem_array_upload(&made.lse, made.queue));
+    assert_true(problem_array_upload(&source, made.queue) && problem_upload_outputs(&made));
     ASSERT_OK(kvleaf_attention_plan(attention, &batch, &exec));
     int64_t start = launches();
     ASSERT_OK(call_at_once(&made, attention, &source)); /* the same rows as keys and as values */
@@ -364,8 +362,7 @@ static void open_scenery(scenery *s, const attention_rig *r, const problem_seq s
     attention_rig_problem(r, &plain, seqs, 2, &(problem_options){.seed = 6}, &s->made);
     assert_true(problem_array_create(&s->source, s->made.context, KVLEAF_F32, s->made.total_q, 2, 16, false));
     problem_array_guard(&s->source);
-    assert_true(problem_array_upload(&s->source, r->queue) && problem_array_upload(&s->made.out, r->queue) &&
-                problem_array_upload(&s->made.lse, r->queue));
+    assert_true(problem_array_upload(&s->source, r->queue) && problem_upload_outputs(&s->made));
     s->right = (call){.k = problem_tensor(&s->source),
                       .v = problem_tensor(&s->source),
                       .q = problem_tensor(&s->made.q),

@@ -277,7 +277,7 @@ static void test_bits_are_those_of_a_row_alone(void **state)
             if (sharing == KVLEAF_SHARING_ALWAYS) {
                 memcpy(out, made.out_bits, bytes);
                 memcpy(lse, made.lse_values, lse_bytes);
-                assert_true(problem_array_upload(&made.out, queue) && problem_array_upload(&made.lse, queue));
+                assert_true(problem_upload_outputs(&made));
                 for (int32_t i = COUNT(rows) - 1; i >= 0; i--)
                     attend_alone(&made, attention, i);
                 assert_true(problem_collect(&made));

@@ -76,7 +76,7 @@ static void attend(const kvleaf_batch *batch)
     kvleaf_exec exec = problem_exec(&made);
     kvleaf_kv_view view = problem_kv_view(&made);
     kvleaf_tensor q = problem_tensor(&made.q), out = problem_tensor(&made.out), lse = problem_tensor(&made.lse);
-    assert_true(problem_array_upload(&made.out, queue) && problem_array_upload(&made.lse, queue));
+    assert_true(problem_upload_outputs(&made));
     ASSERT_OK(kvleaf_attention_plan(attention, batch, &exec));
     ASSERT_OK(kvleaf_attention_attend(attention, &q, &view, &out, &lse, &exec));
     assert_int_equal(clFinish(queue), CL_SUCCESS);
