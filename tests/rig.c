@@ -134,15 +134,21 @@ static void open_device(rig *r)
         r->device = support_shared();
 }
 
+cl_command_queue rig_queue(const rig *r, cl_command_queue_properties properties)
+{
+    cl_int error = 0;
+    cl_command_queue queue =
+        clCreateCommandQueue(kvleaf_device_context(r->device), kvleaf_device_id(r->device), properties, &error);
+    assert_int_equal(error, CL_SUCCESS);
+    return queue;
+}
+
 void rig_open(rig *r, const rig_params *params)
 {
     memset(r, 0, sizeof *r);
     r->p = *params;
     open_device(r);
-    cl_int error = 0;
-    r->queue = clCreateCommandQueue(kvleaf_device_context(r->device), kvleaf_device_id(r->device),
-                                    r->p.queue_properties, &error);
-    assert_int_equal(error, CL_SUCCESS);
+    r->queue = rig_queue(r, r->p.queue_properties);
     make_pools(r);
     poison_pools(r);
     ASSERT_OK(rig_make_cache(r));

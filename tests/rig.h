@@ -67,6 +67,8 @@ rig_params rig_defaults(void);
 /* Opens device, queue, pool, cache and plan; a failing call fails the test. */
 void rig_open(rig *r, const rig_params *params);
 void rig_close(rig *r);
+/* A further queue, which the caller releases. */
+cl_command_queue rig_queue(const rig *r, cl_command_queue_properties properties);
 /* Cache and plan as the rig makes them, without the assertions. */
 kvleaf_status rig_make_cache(rig *r);
 kvleaf_status rig_make_plan(rig *r, kvleaf_plan **plan);

@@ -2,7 +2,6 @@
 /* Each OpenCL call and each allocation failing in turn, while a cache is made and while a step with copies, changed
  * tables and several queues is run: host state and the bytes of committed tokens stay as they were, the same step works
  * afterwards, nothing leaks. And a warm step allocates, builds and waits for nothing. */
-#define CL_USE_DEPRECATED_OPENCL_1_2_APIS
 #include <stdlib.h>
 #include <string.h>
 
@@ -109,15 +108,6 @@ typedef struct scene {
     rig_step step;
 } scene;
 
-static cl_command_queue shimmed_queue(const rig *r, cl_command_queue_properties properties)
-{
-    cl_int error = 0;
-    cl_command_queue queue =
-        clCreateCommandQueue(kvleaf_device_context(r->device), kvleaf_device_id(r->device), properties, &error);
-    assert_int_equal(error, CL_SUCCESS);
-    return queue;
-}
-
 static void set_scene(scene *s)
 {
     rig *r = &s->r;
@@ -167,9 +157,9 @@ static void run_step_faults(const cl_command_queue_properties kinds[3])
     p.steps_in_flight = 3;
     open_shimmed(&s.r, p);
     rig *r = &s.r;
-    s.queues[0] = shimmed_queue(r, kinds[0]);
+    s.queues[0] = rig_queue(r, kinds[0]);
     for (int i = 1; i < 3; i++)
-        s.queues[i] = kinds[i] == (cl_command_queue_properties)-1 ? s.queues[0] : shimmed_queue(r, kinds[i]);
+        s.queues[i] = kinds[i] == (cl_command_queue_properties)-1 ? s.queues[0] : rig_queue(r, kinds[i]);
     s.parent = rig_seq_new(r);
     rig_extend(r, s.parent, 7);
     rig_run(r, &(rig_step){.seqs = {s.parent}, .num_q = {7}, .n = 1, .queue = s.queues[0]}, "prompt");
@@ -245,7 +235,7 @@ static void test_enqueued_before_a_failure(void **state)
         rig_params p = rig_defaults();
         p.queue_properties = many ? CL_QUEUE_OUT_OF_ORDER_EXEC_MODE_ENABLE : 0;
         open_shimmed(&r, p);
-        cl_command_queue other = shimmed_queue(&r, 0);
+        cl_command_queue other = rig_queue(&r, 0);
         rig_seq *seq = rig_seq_new(&r);
         rig_extend(&r, seq, 6);
         rig_run_one(&r, seq, 6, KVLEAF_FAMILY_AUTO, "prompt");

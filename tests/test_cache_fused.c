@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Protects append and attend in one call through the managed cache: the bits of two calls, whatever is forked, copied
  * or out of a window; one launch less a layer in decode steps; and a failure leaves the step to be rolled back. */
-#define CL_USE_DEPRECATED_OPENCL_1_2_APIS
 #include <stdlib.h>
 #include <string.h>
 

@@ -2,7 +2,6 @@
 /* Order across queues: what a call enqueues runs after the call before it, on one queue, on several, on out-of-order
  * ones, however slow the producer is; wait lists and events; staging slots in flight; failures that show later;
  * threads. */
-#define CL_USE_DEPRECATED_OPENCL_1_2_APIS
 #include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
@@ -10,15 +9,6 @@
 #include "rig.h"
 #include "shim.h"
 #include "stats.h"
-
-static cl_command_queue make_queue(const rig *r, cl_command_queue_properties properties)
-{
-    cl_int error = 0;
-    cl_command_queue queue =
-        clCreateCommandQueue(kvleaf_device_context(r->device), kvleaf_device_id(r->device), properties, &error);
-    assert_int_equal(error, CL_SUCCESS);
-    return queue;
-}
 
 static cl_event make_gate(const rig *r)
 {
@@ -70,9 +60,9 @@ static void run_gated(const cl_command_queue_properties kinds[3])
     rig_params p = one_layer();
     p.num_blocks = 5;
     rig_open(&r, &p);
-    cl_command_queue queues[3] = {NULL}, look = make_queue(&r, 0);
+    cl_command_queue queues[3] = {NULL}, look = rig_queue(&r, 0);
     for (int i = 0; i < 3; i++)
-        queues[i] = kinds[i] == (cl_command_queue_properties)-1 ? queues[0] : make_queue(&r, kinds[i]);
+        queues[i] = kinds[i] == (cl_command_queue_properties)-1 ? queues[0] : rig_queue(&r, kinds[i]);
     for (int32_t round = 0; round < 3; round++) {
         rig_seq *seq = rig_seq_new(&r), *next;
         cl_event gate = make_gate(&r), done = NULL;
@@ -140,7 +130,7 @@ static void test_alternating(void **state)
     rig r;
     rig_params p = rig_defaults();
     rig_open(&r, &p);
-    cl_command_queue queues[3] = {r.queue, make_queue(&r, 0), make_queue(&r, CL_QUEUE_OUT_OF_ORDER_EXEC_MODE_ENABLE)};
+    cl_command_queue queues[3] = {r.queue, rig_queue(&r, 0), rig_queue(&r, CL_QUEUE_OUT_OF_ORDER_EXEC_MODE_ENABLE)};
     rig_seq *a = rig_seq_new(&r);
     rig_extend(&r, a, 6);
     rig_run_one(&r, a, 6, KVLEAF_FAMILY_AUTO, "prompt");
@@ -166,7 +156,7 @@ static void test_wait_lists(void **state)
     rig r;
     rig_params p = one_layer();
     rig_open(&r, &p);
-    cl_command_queue second = make_queue(&r, 0);
+    cl_command_queue second = rig_queue(&r, 0);
     rig_seq *seq = rig_seq_new(&r);
     rig_extend(&r, seq, 64);
     for (size_t i = 0; i < 2 * sizeof lengths / sizeof *lengths; i++) {
@@ -289,7 +279,7 @@ static void run_device_failure(bool many)
     shim_reset();
     p.opencl = shim_table();
     rig_open(&r, &p);
-    cl_command_queue second = make_queue(&r, 0);
+    cl_command_queue second = rig_queue(&r, 0);
     rig_seq *seq = rig_seq_new(&r);
     rig_extend(&r, seq, 6);
     rig_run_one(&r, seq, 6, KVLEAF_FAMILY_AUTO, "prompt");
@@ -357,7 +347,7 @@ static void test_threads(void **state)
     rig_open(&r, &p);
     kvleaf_plan *other = NULL;
     ASSERT_OK(rig_make_plan(&r, &other));
-    cl_command_queue queue = make_queue(&r, 0);
+    cl_command_queue queue = rig_queue(&r, 0);
     rig_seq *a = rig_seq_new(&r), *b = rig_seq_new(&r);
     rig_extend(&r, a, 12);
     rig_extend(&r, b, 6);
