@@ -23,6 +23,7 @@ import time
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
+MODEL = ROOT / "models" / "SmolLM2-135M-Instruct"
 GOLDEN = ROOT / "tests" / "golden" / "smollm2.json"
 MARGIN = 1e-3   # below this lead of the best token, rounding decides
 NEW_TOKENS = 48   # of the golden file
@@ -30,6 +31,26 @@ SKIPPED = 77
 # Largest difference of a logit from the reference's, with each dtype of the cache. The logits' spread
 # is about 20; measured on PoCL: 1.0e-4, 1.7e-2 and 9.8e-2.
 BOUNDS = {"f32": 5e-4, "f16": 5e-2, "bf16": 3e-1}
+
+
+def make_parser(doc):
+    """A parser of what each test of kvleaf-generate may be told."""
+    parser = argparse.ArgumentParser(description=doc.splitlines()[0])
+    parser.set_defaults(model=None)
+    parser.add_argument("build", nargs="?", type=Path, default=ROOT / "build", metavar="BUILD")
+    parser.add_argument("--program", type=Path, help="default: BUILD/tools/kvleaf-generate")
+    parser.add_argument("--device", default=os.environ.get("KVLEAF_TEST_DEVICE"))
+    return parser
+
+
+def parse(parser):
+    """Its arguments; exits as skipped where the program is not built."""
+    args = parser.parse_args()
+    args.program = args.program or args.build / "tools" / "kvleaf-generate"
+    if not args.program.exists():
+        print(f"skipped: {args.program} is not built (it needs CLBlast)")
+        sys.exit(SKIPPED)
+    return args
 
 
 class Bench:
@@ -46,6 +67,17 @@ class Bench:
         else:
             self.failed += 1
         print(f"  {'ok' if right else 'FAILED'}: {text}", flush=True)
+
+    def test(self, name, function, *what):
+        print(f"{name}: {function.__doc__}", flush=True)
+        start = time.monotonic()
+        function(self, *what)
+        print(f"  ({time.monotonic() - start:.1f} s)", flush=True)
+
+    def result(self, skipped=0):
+        """The exit status, after a line that counts."""
+        print(f"{self.passed} passed, {self.failed} failed, {skipped} skipped")
+        return 1 if self.failed else 0
 
     def run(self, lines, *options, model=None):
         """Runs the program on the request lines; returns (exit code, output objects, stderr)."""
@@ -479,17 +511,10 @@ TESTS = {"usage": test_usage, "requests": test_requests, "model-files": test_mod
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("build", nargs="?", type=Path, default=ROOT / "build", metavar="BUILD")
-    parser.add_argument("--program", type=Path, help="default: BUILD/tools/kvleaf-generate")
-    parser.add_argument("--model", type=Path, default=ROOT / "models" / "SmolLM2-135M-Instruct")
-    parser.add_argument("--device", default=os.environ.get("KVLEAF_TEST_DEVICE"))
+    parser = make_parser(__doc__)
+    parser.add_argument("--model", type=Path, default=MODEL)
     parser.add_argument("--only", nargs="+", choices=TESTS, default=list(TESTS))
-    args = parser.parse_args()
-    args.program = args.program or args.build / "tools" / "kvleaf-generate"
-    if not args.program.exists():
-        print(f"skipped: {args.program} is not built (it needs CLBlast)")
-        return SKIPPED
+    args = parse(parser)
     if not (args.model / "model.safetensors").exists():
         done = subprocess.run([sys.executable, str(ROOT / "tools" / "get_model.py"), "--out", str(args.model)],
                               check=False)
@@ -500,14 +525,10 @@ def main():
     with tempfile.TemporaryDirectory(prefix="kvleaf-generate-") as folder:
         bench.folder = Path(folder)
         for name in args.only:
-            print(f"{name}: {TESTS[name].__doc__}", flush=True)
-            start = time.monotonic()
-            TESTS[name](bench)
-            print(f"  ({time.monotonic() - start:.1f} s)")
+            bench.test(name, TESTS[name])
             for left in bench.folder.iterdir():
                 shutil.rmtree(left) if left.is_dir() else left.unlink()
-    print(f"{bench.passed} passed, {bench.failed} failed, 0 skipped")
-    return 1 if bench.failed else 0
+    return bench.result()
 
 
 if __name__ == "__main__":

@@ -9,7 +9,6 @@ prompts found in the prefix cache; preemption to host memory and by computing ag
 and are cancelled while others run; the tool that makes random models. The model is random; a float64 implementation
 of it in NumPy, written for this test, says what is right. BUILD is the build folder (default: build).
 """
-import argparse
 import json
 import os
 import subprocess
@@ -20,7 +19,7 @@ from pathlib import Path
 
 import numpy as np
 
-from test_generate import ROOT, SKIPPED, Bench, by_id, small_model, write_model
+from test_generate import ROOT, Bench, by_id, make_parser, parse, small_model, write_model
 
 BLOCK = 4
 PROMPT = [3, 14, 15, 9, 26, 5, 35, 8, 9, 7, 9, 32, 38, 46, 26, 43, 38, 32, 7, 9, 50, 28]
@@ -369,27 +368,15 @@ TESTS = {"windows": test_windows, "samples": test_samples, "beams": test_beams, 
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("build", nargs="?", type=Path, default=ROOT / "build", metavar="BUILD")
-    parser.add_argument("--program", type=Path, help="default: BUILD/tools/kvleaf-generate")
-    parser.add_argument("--device", default=os.environ.get("KVLEAF_TEST_DEVICE"))
+    parser = make_parser(__doc__)
     parser.add_argument("--only", nargs="+", choices=TESTS, default=list(TESTS))
-    args = parser.parse_args()
-    args.program = args.program or args.build / "tools" / "kvleaf-generate"
-    args.model = None
-    if not args.program.exists():
-        print(f"skipped: {args.program} is not built (it needs CLBlast)")
-        return SKIPPED
+    args = parse(parser)
     bench = Bench(args)
     for name in args.only:
         with tempfile.TemporaryDirectory(prefix="kvleaf-generate-") as folder:
             bench.folder = Path(folder)
-            print(f"{name}: {TESTS[name].__doc__}", flush=True)
-            start = time.monotonic()
-            TESTS[name](bench)
-            print(f"  ({time.monotonic() - start:.1f} s)")
-    print(f"{bench.passed} passed, {bench.failed} failed, 0 skipped")
-    return 1 if bench.failed else 0
+            bench.test(name, TESTS[name])
+    return bench.result()
 
 
 if __name__ == "__main__":

@@ -9,7 +9,6 @@ samples that share their prompt and prompts found in the prefix cache; an error 
 keys; a full queue; blocks that are free once a client hangs up; a kvleaf-generate that dies; many clients at once, some
 hanging up, some wrong. BUILD is the build folder (default: build).
 """
-import argparse
 import json
 import os
 import random
@@ -22,7 +21,7 @@ import time
 from pathlib import Path
 
 from serve_support import CONTEXT, JSON, SERVE, VOCABULARY, Server, gone, make_model
-from test_generate import ROOT, SKIPPED, Bench
+from test_generate import Bench, make_parser, parse
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 MAX_BATCH, MAX_BODY = 8, 100_000
@@ -548,27 +547,12 @@ SHARED = {"answers": test_answers, "samples": test_samples, "stops": test_stops,
 OWN = {"load": test_load, "keys": test_keys, "death": test_death, "command": test_command}
 
 
-def run(bench, name, test, *what):
-    print(f"{name}: {test.__doc__}", flush=True)
-    start = time.monotonic()
-    test(bench, *what)
-    print(f"  ({time.monotonic() - start:.1f} s)", flush=True)
-
-
 def main():
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("build", nargs="?", type=Path, default=ROOT / "build", metavar="BUILD")
-    parser.add_argument("--program", type=Path, help="default: BUILD/tools/kvleaf-generate")
-    parser.add_argument("--device", default=os.environ.get("KVLEAF_TEST_DEVICE"))
+    parser = make_parser(__doc__)
     parser.add_argument("--seconds", type=float, default=20, metavar="N", help="of the load")
     parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(1 << 30), metavar="N")
     parser.add_argument("--only", nargs="+", choices=[*SHARED, *OWN], default=[*SHARED, *OWN])
-    args = parser.parse_args()
-    args.program = args.program or args.build / "tools" / "kvleaf-generate"
-    args.model = None
-    if not args.program.exists():
-        print(f"skipped: {args.program} is not built (it needs CLBlast)")
-        return SKIPPED
+    args = parse(parser)
     bench = Bench(args)
     bench.seconds, bench.seed = args.seconds, args.seed
     with tempfile.TemporaryDirectory(prefix="kvleaf-serve-") as folder:
@@ -579,12 +563,11 @@ def main():
                         "--blocks", 1024, device=args.device) as server:
                 for name in args.only:
                     if name in SHARED:
-                        run(bench, name, SHARED[name], server, Alone(bench, model))
+                        bench.test(name, SHARED[name], server, Alone(bench, model))
         for name in args.only:
             if name in OWN:
-                run(bench, name, OWN[name], model)
-    print(f"{bench.passed} passed, {bench.failed} failed, 0 skipped")
-    return 1 if bench.failed else 0
+                bench.test(name, OWN[name], model)
+    return bench.result()
 
 
 if __name__ == "__main__":

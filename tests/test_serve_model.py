@@ -9,8 +9,6 @@ answer that the model ends itself; the page: it loads, a message is answered as 
 too, the map of the blocks is drawn, an error and a missing key are shown. The page is skipped where Chromium and its
 driver (Debian: chromium, chromium-driver) are not there. BUILD is the build folder (default: build).
 """
-import argparse
-import os
 import shutil
 import sys
 import tempfile
@@ -18,7 +16,7 @@ import time
 from pathlib import Path
 
 from serve_support import Server, make_model
-from test_generate import ROOT, SKIPPED, Bench
+from test_generate import MODEL, SKIPPED, Bench, make_parser, parse
 
 SYSTEM = ("You are the librarian of a small town on a wide river. You answer in one short sentence, kindly, and you "
           "know the shelves by heart.")
@@ -179,16 +177,12 @@ def test_page_key(bench):
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("build", nargs="?", type=Path, default=ROOT / "build", metavar="BUILD")
-    parser.add_argument("--program", type=Path, help="default: BUILD/tools/kvleaf-generate")
-    parser.add_argument("--model", type=Path, default=ROOT / "models" / "SmolLM2-135M-Instruct")
-    parser.add_argument("--device", default=os.environ.get("KVLEAF_TEST_DEVICE"))
+    parser = make_parser(__doc__)
+    parser.add_argument("--model", type=Path, default=MODEL)
     parser.add_argument("--picture", type=Path, metavar="FILE.png", help="a screenshot of the page as it answers")
-    args = parser.parse_args()
-    args.program = args.program or args.build / "tools" / "kvleaf-generate"
-    if not args.program.exists() or not (args.model / "model.safetensors").exists():
-        print(f"skipped: {args.program} or {args.model} is missing")
+    args = parse(parser)
+    if not (args.model / "model.safetensors").exists():
+        print(f"skipped: {args.model} is missing")
         return SKIPPED
     bench = Bench(args)
     bench.picture = args.picture
@@ -196,16 +190,12 @@ def main():
     tests = [test_samples, test_end] + ([] if missing else [test_page])
     with Server(args.program, args.model, "--max-batch", 8, device=args.device) as server:
         for test in tests:
-            print(f"{test.__name__}: {test.__doc__}", flush=True)
-            start = time.monotonic()
-            test(bench, server)
-            print(f"  ({time.monotonic() - start:.1f} s)", flush=True)
+            bench.test(test.__name__, test, server)
     if not missing:
         test_page_key(bench)
     else:
         print(f"skipped: the page, {' and '.join(missing)} not installed")
-    print(f"{bench.passed} passed, {bench.failed} failed, {1 if missing else 0} skipped")
-    return 1 if bench.failed else 0
+    return bench.result(1 if missing else 0)
 
 
 if __name__ == "__main__":
