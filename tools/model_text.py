@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the programs that put text in front of kvleaf-generate share: the model's tokenizer and chat template."""
+"""What the programs in Python share: the project's environment, the model's place, its tokenizer and chat template."""
 from __future__ import annotations
 
 import json
