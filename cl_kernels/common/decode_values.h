@@ -20,7 +20,7 @@ typedef struct decode_values {
     DEVICE_TYPE(int4) shape;                           /* {num_heads, num_kv_heads, head_dim, block_size} */
     DEVICE_TYPE(int4) work;                            /* {rows at, splits or runs at, their number, blocks} */
     DEVICE_TYPE(int4) first_row;                       /* {q token, visible keys, table, first key} */
-    DEVICE_TYPE(int2) runs;                            /* {splits a run, rows} */
+    DEVICE_TYPE(int2) runs;                            /* {splits a run of the first row, rows} */
     DEVICE_TYPE(float) scale_log2;                     /* softmax_scale * log2 e */
 } decode_values;
 #endif

@@ -5,12 +5,13 @@
  * in ints that is a kernel argument. Constants only, so that C and OpenCL C share the file. */
 
 /* A query row of the decode family. */
-#define ROW_INTS 5
+#define ROW_INTS 6
 #define ROW_Q_TOKEN 0       /* row of q, out and lse */
 #define ROW_VISIBLE 1       /* keys the row sees: positions 0 .. visible-1; may be <= 0 */
 #define ROW_TABLE 2         /* paged: entry of the block table where its sequence starts; contiguous: its first token */
-#define ROW_PARTIAL 3       /* its first partial; its split i is partial ROW_PARTIAL + i; a row has one at least */
+#define ROW_PARTIAL 3       /* its first partial; its run i is partial ROW_PARTIAL + i; a row has one at least */
 #define ROW_FIRST 4         /* with a window: the first key the row sees; may be negative */
+#define ROW_RUN 5           /* splits of its runs, a power of two: 1 where the variant takes none */
 
 /* A piece of work of the decode family. Splits lie at multiples of split_tokens; a row's split 0 is the one that its
  * first key lies in. */
@@ -22,7 +23,7 @@
 #define SPLIT_KV_HEAD 3     /* its first KV head */
 #define SPLIT_KV_HEADS 4
 
-/* The same for a kernel that folds neighbouring splits itself: run r covers splits r * run_splits .. + run_splits - 1
+/* The same for a kernel that folds neighbouring splits itself: run r covers splits r * RUN_SPLITS .. + RUN_SPLITS - 1
  * of the row. The row's fields are repeated, so that a work-group has all of its task in one read. */
 #define RUN_INTS 8
 #define RUN_ROW 0
@@ -32,7 +33,7 @@
 #define RUN_TABLE 4
 #define RUN_PARTIAL 5
 #define RUN_FIRST 6
-#define RUN_SPLITS 7        /* run_splits */
+#define RUN_SPLITS 7        /* the row's ROW_RUN */
 
 /* A sequence of the prefill family. */
 #define ENTRY_INTS 8

@@ -2,7 +2,7 @@
 #line 3 "cl_kernels/nvidia/decode.cl"
 /* Paged decode for NVIDIA GPUs from compute capability 9.0: one launch, tensor cores, bulk copies. Seen on H200.
  *
- * A task is a run of up to run_splits consecutive splits of one (row, KV head). A work-group is eight streaming warps
+ * A task is a run of up to RUN_SPLITS consecutive splits of one (row, KV head). A work-group is eight streaming warps
  * and a ninth that takes tasks from a counter, writes the tokens that the step appends, and publishes each task with
  * its block ids and queries, one ahead; where no work-group has a second task there is nothing to publish. (Three more
  * make its warpgroup whole, which gives its registers to the others; they bring the first queries.) A streaming warp

@@ -3,7 +3,7 @@
 /* Decode for NVIDIA GPUs from compute capability 8.0, with documented instructions alone: mma.sync and cp.async, within
  * 48 KiB of local memory. One launch. Seen on H200.
  *
- * A work-group takes one task: a run of up to run_splits consecutive splits of one (row, KV head). Each of its four
+ * A work-group takes one task: a run of up to RUN_SPLITS consecutive splits of one (row, KV head). Each of its four
  * warps works a quarter of every split's keys on its own: items of 16 keys and 64 dims come into a ring of its own by
  * asynchronous copies and run on from split to split. Several work-groups share a compute unit, which has so many bytes
  * on their way and something to do while one of them waits.

@@ -500,7 +500,7 @@ kvl_fold(__global const float *partials, __global const int *meta, __global OUT_
     int head_dim = SHAPE_HEAD_DIM(shape);
     int head = (int)get_group_id(0) % num_heads, id = (int)get_local_id(0);
     __global const int *row = meta + work.s0 + (int)get_group_id(0) / num_heads * ROW_INTS;
-    int count = (splits_of_row(row) + work.s2 - 1) / work.s2;
+    int count = (splits_of_row(row) + row[ROW_RUN] - 1) / row[ROW_RUN];
     int stride = PARTIAL_STRIDE(head_dim);
     partials += ((long)row[ROW_PARTIAL] * num_heads + head) * stride;
     out += out_view.s0 + (long)row[ROW_Q_TOKEN] * out_view.s1 + head * out_view.s2;

@@ -128,7 +128,7 @@ static decode_values values_of(const kvl_engine *engine, const attend_call *call
         .shape = call->shape,
         .work = {{now->rows_at, now->splits_at, now->num_splits, now->num_blocks}},
         .first_row = {{row[ROW_Q_TOKEN], row[ROW_VISIBLE], row[ROW_TABLE], row[ROW_FIRST]}},
-        .runs = {{now->run_splits, now->num_rows}},
+        .runs = {{row[ROW_RUN], now->num_rows}},
         .scale_log2 = call->scale_log2,
     };
 }
@@ -187,7 +187,7 @@ static kvleaf_status run_decode(kvl_engine *engine, const attend_call *call, kvl
     kvleaf_status status = launch_decode(engine, call, global, chain, false);
     if (status)
         return status;
-    cl_int4 fold_work = {{now->rows_at, now->num_rows, now->run_splits, 0}};
+    cl_int4 fold_work = {{now->rows_at, now->num_rows, 0, 0}};
     const kvl_arg fold_args[] = {KVL_ARG_KEPT(engine->partials), KVL_ARG_KEPT(engine->meta), BOUND_ARGS(call->out),
                                  BOUND_ARGS(call->lse),          KVL_ARG_KEPT(call->shape),  KVL_ARG_KEPT(fold_work)};
     const size_t fold_global[2] = {(size_t)now->num_rows * (size_t)engine->params.geometry.num_heads * group, 1};

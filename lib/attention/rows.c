@@ -163,6 +163,10 @@ static bool share_split(const kvl_engine *engine, int32_t begin, int32_t count, 
 
 void kvl_rows_order(kvl_engine *engine, int32_t num_rows)
 {
+    if (takes_runs(engine)) {
+        kvl_runs_order(engine, num_rows);
+        return;
+    }
     for (int32_t i = 0; i < num_rows; i++) {
         engine->row_order[i] = i;
         engine->shared[i] = 0;
@@ -180,12 +184,6 @@ void kvl_rows_order(kvl_engine *engine, int32_t num_rows)
                 more = true;
         }
     }
-}
-
-/* Pieces of a row at `run` splits each. */
-static int32_t pieces_of(const kvl_row *row, int32_t run)
-{
-    return run == 1 ? row->splits : (row->splits - 1) / run + 1;
 }
 
 static int32_t *put_split(int32_t *item, int32_t index, int32_t split, int32_t rows, int32_t kv_head, int32_t kv_heads)
@@ -238,15 +236,14 @@ static int32_t *write_items(const kvl_engine *engine, const kvl_schedule *at, in
 void kvl_rows_write(const kvl_engine *engine, const kvl_step *step, int32_t *meta, kvl_schedule *at, int32_t *resolve)
 {
     int32_t *at_row = meta + at->rows_at, partial = 0;
-    at->run_splits = 1;
     if (takes_runs(engine))
         kvl_runs_choose(engine, at);
     for (int32_t i = 0; i < at->num_rows; i++, at_row += ROW_INTS) {
         const kvl_row *row = &engine->rows[engine->row_order[i]];
-        const int32_t fields[ROW_INTS] = {row->q_token, row->end, row->table, partial, row->first};
+        const int32_t fields[ROW_INTS] = {row->q_token, row->end, row->table, partial, row->first, 1 << row->run_level};
         int32_t kv_len = step->seqs[row->seq].kv_len, target = (int32_t)(at_row - meta);
         memcpy(at_row, fields, sizeof fields);
-        partial += pieces_of(row, at->run_splits);
+        partial += kvl_row_pieces(row);
         if (!step->device_lens)
             continue;
         resolve = kvl_put_resolve(resolve, target + ROW_VISIBLE, row->seq, kv_len - row->end);

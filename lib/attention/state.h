@@ -16,10 +16,9 @@ typedef struct kvl_schedule {
     kvl_counts counts;
     int32_t num_rows, num_splits, num_entries, num_items, num_claims, num_seqs, num_resolve;
     int32_t total_q, total_k, num_blocks;
-    int32_t run_splits;                     /* splits of a decode item: 1, or more where the variant takes runs */
     int32_t first_run[KVL_LONGEST_RUN + 1]; /* of those of each length, the longest first */
     bool even_runs;                         /* all are of one length */
-    int32_t first_row[5]; /* of the decode family, as plan.h has it; a step of one row brings it as an argument */
+    int32_t first_row[6]; /* of the decode family, as plan.h has it; a step of one row brings it as an argument */
     int32_t used;         /* ints */
     cl_mem table;         /* external, or NULL: the section at table_at */
     kvl_ownership slots;  /* OWN: decode may append; IN_PLACE: may, where kvl_fuse_now finds that they are own */
@@ -44,6 +43,7 @@ typedef struct kvl_staging_slot {
 typedef struct kvl_row {
     int32_t seq, q_token, table;
     int32_t first, end, splits;
+    int32_t run_level;     /* its runs are of 1 << run_level splits */
     const int32_t *blocks; /* its table on the host, where it may share splits from the first on; else NULL */
 } kvl_row;
 
@@ -114,6 +114,12 @@ static inline bool kvl_folds_itself(const kvl_engine *engine)
     return variant->longest_run && !variant->kernels[1];
 }
 
+/* Pieces of work that a row comes in. */
+static inline int32_t kvl_row_pieces(const kvl_row *row)
+{
+    return ((row->splits - 1) >> row->run_level) + 1;
+}
+
 /* Ints of a piece of decode work, by the variant. */
 int32_t kvl_rows_item_ints(const kvl_engine *engine);
 /* Takes the step's decode rows in. False: their splits are more than the capacity. */
@@ -123,7 +129,9 @@ void kvl_rows_order(kvl_engine *engine, int32_t num_rows);
 /* Writes rows, pieces and, at `resolve`, the rows' records. */
 void kvl_rows_write(const kvl_engine *engine, const kvl_step *step, int32_t *meta, kvl_schedule *at, int32_t *resolve);
 
-/* For a variant with `longest_run`: sets how long a run of the step is and how many there are. */
+/* For a variant with `longest_run`: the order of the rows; then how long the runs of each are, and how many there are
+ * of each length. */
+void kvl_runs_order(kvl_engine *engine, int32_t num_rows);
 void kvl_runs_choose(const kvl_engine *engine, kvl_schedule *at);
 /* Writes the runs; their rows are written already. */
 void kvl_runs_write(const kvl_engine *engine, int32_t *meta, const kvl_schedule *at);
