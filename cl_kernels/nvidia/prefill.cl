@@ -2,11 +2,13 @@
 #line 3 "cl_kernels/nvidia/prefill.cl"
 /* Paged prefill for NVIDIA GPUs of compute capability 9.0 (Hopper). Seen on H200.
  *
- * A work-group a compute unit, three warpgroups: the first loads (warp 0 keys and values by bulk copies, warp 1 takes
- * tiles from a counter and publishes them, warps 1 to 3 bring the queries), the other two compute 64 rows each. A
- * tile is 128 rows: row = query * PADDED_GROUP + head. Keys and values come in blocks of KEYS at fixed positions, the
- * last first. The consumers run one flat loop over the blocks of all tiles: the scores of a block are in flight
- * together with the values of the block before, which may belong to the tile before.
+ * A work-group a compute unit. Its first warpgroup loads: warp 0 keys and values by bulk copies; warp 1 takes tiles
+ * from a counter and publishes them; warps 1 to WARPGROUPS bring the queries of a computing warpgroup each, which has
+ * 64 rows. A tile is ROWS rows: row = query * PADDED_GROUP + head. Keys and values come in blocks of KEYS at fixed
+ * positions, the last first, and serve all rows of the tile: the more rows, the less their way costs.
+ *
+ * A computing warpgroup multiplies, weighs and multiplies again, block for block; while one weighs, the others keep the
+ * tensor cores busy. They run on from tile to tile, each on its own as far as the blocks in local memory allow.
  *
  * A row is rescaled only where its own maximum grew by more than RESCALE, so its bits do not depend on its tile.
  * Before a tile's window and behind a sequence's last key no value is read: zeros stand in local memory instead. (An
@@ -30,13 +32,13 @@ kvl_prefill(__global const Q_ELEM *q, long4 q_view, __global const KV_ELEM *k, l
     init_barriers(base, thread);
     asm volatile("bar.sync 0;" ::: "memory");
     if (warp < 4) {
-        asm volatile("//KVL setmaxnreg.dec.sync.aligned.u32 40;");
+        asm volatile("//KVL setmaxnreg.dec.sync.aligned.u32 " LOADING_REGISTERS ";");
         if (warp == 0)
             load_keys_and_values(base, table, (ulong)k, k_view, (ulong)v, v_view);
-        else
-            load_queries(base, q, q_view, meta, work, counter);
+        else if (warp <= WARPGROUPS)
+            load_queries(base, q, q_view, meta, work, work2.s2, counter);
     } else {
-        asm volatile("//KVL setmaxnreg.inc.sync.aligned.u32 232;");
+        asm volatile("//KVL setmaxnreg.inc.sync.aligned.u32 " COMPUTING_REGISTERS ";");
         const outputs to = make_outputs(out, out_view, lse, lse_view, scale_log2);
         compute_rows(base, &to);
     }

@@ -2,7 +2,7 @@
 #ifndef KVL_ATTENTION_STATE_H
 #define KVL_ATTENTION_STATE_H
 
-/* The engine's insides, shared by engine.c, schedule.c, rows.c, runs.c, fuse.c, tensors.c and launch.c. */
+/* The engine's insides, shared by engine.c, schedule.c, rows.c, runs.c, tiles.c, fuse.c, tensors.c and launch.c. */
 
 #include "attention/engine.h"
 
@@ -16,6 +16,7 @@ typedef struct kvl_schedule {
     kvl_counts counts;
     int32_t num_rows, num_splits, num_entries, num_items, num_claims, num_seqs, num_resolve;
     int32_t total_q, total_k, num_blocks;
+    int32_t tile_queries;                   /* of a prefill item */
     int32_t first_run[KVL_LONGEST_RUN + 1]; /* of those of each length, the longest first */
     bool even_runs;                         /* all are of one length */
     int32_t first_row[6]; /* of the decode family, as plan.h has it; a step of one row brings it as an argument */
@@ -54,7 +55,7 @@ struct kvl_engine {
     kvl_kernel append, decode, fold, prefill, gather, merge, update, resolve;
     cl_mem meta, partials, decode_counter, prefill_counter;
     kvl_capacity capacity;
-    int32_t tile_queries, tile_heads; /* of a prefill item */
+    int32_t tile_queries, tile_heads; /* of a prefill item at most */
     kvl_staging_slot *slots;          /* [params.steps_in_flight] */
     int32_t *order;                   /* [max_seqs] scratch: prefill entries by descending work */
     kvl_row *rows;                    /* [capacity.rows] scratch: of the step, in the order of the batch */
@@ -135,6 +136,11 @@ void kvl_runs_order(kvl_engine *engine, int32_t num_rows);
 void kvl_runs_choose(const kvl_engine *engine, kvl_schedule *at);
 /* Writes the runs; their rows are written already. */
 void kvl_runs_write(const kvl_engine *engine, int32_t *meta, const kvl_schedule *at);
+
+/* Items that a step may have. */
+int64_t kvl_tiles_most(const kvl_engine *engine);
+/* Chooses and writes the prefill family's items; its entries, one at least, are written already. */
+void kvl_tiles_write(const kvl_engine *engine, int32_t *meta, kvl_schedule *at);
 
 /* Notes in a schedule that is written whether its decode rows may append their tokens themselves. */
 void kvl_fuse_note(const kvl_engine *engine, const kvl_step *step, const int32_t *meta, kvl_schedule *at);

@@ -107,6 +107,18 @@ static const char *needs_hopper(const kvleaf_caps *caps, const kvl_geometry *geo
     return needs_tensor_cores(geometry);
 }
 
+/* Prefill with three times 64 rows a work-group, for whose outputs there are registers up to this head_dim, */
+static const char *needs_hopper_small(const kvleaf_caps *caps, const kvl_geometry *geometry)
+{
+    return geometry->head_dim > 128 ? "serves head_dim up to 128" : needs_hopper(caps, geometry);
+}
+
+/* and with two times. */
+static const char *needs_hopper_large(const kvleaf_caps *caps, const kvl_geometry *geometry)
+{
+    return geometry->head_dim > 128 ? needs_hopper(caps, geometry) : "serves head_dim above 128";
+}
+
 /* By documented instructions. */
 static const char *needs_ampere(const kvleaf_caps *caps, const kvl_geometry *geometry)
 {
@@ -335,6 +347,9 @@ static const kvl_variant decode_table[] = {
      .share_from = 2}, /* kvleaf-bench decode --shared-prefix 2048: PERFORMANCE.md */
 };
 
+/* By kvleaf-bench on an H200: 64 queries after 4096 keys by tiles of 16, 32 and 48, and prompts of 256 to 512. */
+static const int32_t hopper_tile_costs[] = {90, 61, 78, 100};
+
 static const kvl_variant prefill_table[] = {
     {.family = "prefill",
      .name = "portable",
@@ -377,10 +392,10 @@ static const kvl_variant prefill_table[] = {
      .power_heads = true,
      .tile_rows = 128},
     {.family = "prefill",
-     .name = "nvidia",
+     .name = "nvidia_large",
      .file = "nvidia/prefill.cl",
      .kernels = {"kvl_prefill"},
-     .refuses = needs_hopper,
+     .refuses = needs_hopper_large,
      .fixed = FIX_ALL,
      .windows = true,
      .work_group = 384,
@@ -388,6 +403,22 @@ static const kvl_variant prefill_table[] = {
      .queued = true,
      .power_heads = true,
      .tile_rows = 128,
+     .undocumented = true,
+     .trial = kvl_trial_launch},
+    {.family = "prefill",
+     .name = "nvidia",
+     .file = "nvidia/prefill.cl",
+     .kernels = {"kvl_prefill"},
+     .refuses = needs_hopper_small,
+     .fixed = FIX_ALL,
+     .windows = true,
+     .work_group = 512,
+     .min_work_group = 512,
+     .queued = true,
+     .power_heads = true,
+     .tile_rows = 192,
+     .tile_parts = 3,
+     .tile_costs = hopper_tile_costs,
      .undocumented = true,
      .trial = kvl_trial_launch},
     {.family = "prefill",

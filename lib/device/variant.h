@@ -45,9 +45,13 @@ typedef struct kvl_variant {
     int32_t split_tokens; /* decode: keys of a split, given as -DSPLIT_TOKENS */
     int32_t item_tokens;  /* append, gather: tokens a work-group takes, given as -DITEM_TOKENS; 0 = 1 */
     int32_t tile_rows;    /* prefill: query rows times heads of a tile, given as -DTILE_ROWS */
-    bool undocumented;    /* relies on driver behaviour that no document promises: PTX edited after compilation
-                             (lib/device/ptx.c), local memory beyond the reported limit. It serves where its trial
-                             passed (lib/device/trial.c) */
+    /* prefill: 0, or a step's tiles may be lower, by parts of tile_rows / tile_parts; tile_costs[n] is how long 128
+     * keys take a tile of n parts, [0] what a tile takes beside, in any unit. */
+    int32_t tile_parts;
+    const int32_t *tile_costs;
+    bool undocumented; /* relies on driver behaviour that no document promises: PTX edited after compilation
+                          (lib/device/ptx.c), local memory beyond the reported limit. It serves where its trial
+                          passed (lib/device/trial.c) */
     /* Of the trial: launches the variant on a device over a context of its own, which takes no other one of the family.
      * DEVICE: the launch failed there. UNSUPPORTED: it gave wrong results, or could not be made. NULL: that the variant
      * can be built is enough. */
