@@ -16,7 +16,7 @@
 #define PLACEHOLDER  "[48000]"
 #define TARGET       ".target sm_90"
 #define WORK_GROUP   ".reqntid "
-#define SERIALISED   "C7511"
+#define SERIALISED   "instructions are serialized" /* C7510 and on, by the reason */
 
 bool kvl_ptx_wanted(const char *source)
 {

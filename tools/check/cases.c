@@ -157,7 +157,8 @@ static void compare_rows(const problem *whole, int32_t index, int32_t row, const
                      whole->seqs[index].kv_len, row, row + rows - 1, how);
 }
 
-/* The batch backwards, in other blocks. */
+/* The batch backwards, in other blocks, and cut up and handed out as for a device of one compute unit: that is, as for
+ * a step that has much for each of many. */
 static void check_reversed(const check_rig *rig, const check_batch *batch, const problem *whole, problem_report *report)
 {
     problem_seq seqs[CHECK_MAX_SEQS];
@@ -165,11 +166,15 @@ static void check_reversed(const check_rig *rig, const check_batch *batch, const
     int32_t n = batch->num_seqs;
     for (int32_t i = 0; i < n; i++)
         seqs[i] = batch->seqs[n - 1 - i];
-    if (!attend(rig, batch, seqs, n, batch->seed + 1, &other, report))
+    const cl_uint units = rig->device->caps.compute_units;
+    rig->device->caps.compute_units = 1;
+    bool done = attend(rig, batch, seqs, n, batch->seed + 1, &other, report);
+    rig->device->caps.compute_units = units;
+    if (!done)
         return;
     for (int32_t i = 0; i < n; i++)
         compare_rows(whole, i, 0, &other, other.cu_q[n - 1 - i], seqs[n - 1 - i].q_len,
-                     "in another order of the batch and other blocks", report);
+                     "in another order of the batch, other blocks and by one compute unit", report);
     problem_destroy(&other);
 }
 

@@ -6,6 +6,7 @@
  * every operation that has one ("portable", "cpu"), so that one attention object serves all of its cases of a shape. */
 
 #include "attention/variants.h"
+#include "device/device.h"
 #include "problem.h"
 
 enum {
