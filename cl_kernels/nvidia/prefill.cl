@@ -31,16 +31,17 @@ kvl_prefill(__global const Q_ELEM *q, long4 q_view, __global const KV_ELEM *k, l
     uint base = local_address(memory), thread = (uint)get_local_id(0), warp = warp_broadcast(thread >> 5, 0);
     init_barriers(base, thread);
     asm volatile("bar.sync 0;" ::: "memory");
+    const query_source from = make_source(q, q_view);
     if (warp < 4) {
         asm volatile("//KVL setmaxnreg.dec.sync.aligned.u32 " LOADING_REGISTERS ";");
         if (warp == 0)
             load_keys_and_values(base, table, (ulong)k, k_view, (ulong)v, v_view);
         else if (warp <= WARPGROUPS)
-            load_queries(base, q, q_view, meta, work, work2.s2, counter);
+            load_queries(base, &from, meta, work, work2.s2, counter);
     } else {
         asm volatile("//KVL setmaxnreg.inc.sync.aligned.u32 " COMPUTING_REGISTERS ";");
         const outputs to = make_outputs(out, out_view, lse, lse_view, scale_log2);
-        compute_rows(base, &to);
+        compute_rows(base, &from, &to);
     }
     asm volatile("bar.sync 0;" ::: "memory");
     if (thread == 0 && atomic_count(counter + 1) == get_num_groups(0) - 1)
