@@ -64,8 +64,14 @@ static void test_marks(void **state)
     (void)state;
     assert_true(kvl_ptx_wanted("asm volatile(\"//KVL-LOCAL %0;\" ::\"n\"(BYTES));"));
     assert_false(kvl_ptx_wanted("__kernel void f(void) {}"));
-    assert_true(kvl_ptx_serialised("ptxas info : (C7511) Potential Performance Loss: wgmma is serialized"));
-    assert_false(kvl_ptx_serialised("ptxas info : (C7519) warpgroup.arrive is injected"));
+    assert_true(
+        kvl_ptx_serialised("(C7511) Potential Performance Loss: wgmma.mma_async instructions are serialized due "
+                           "to insufficient register resources for the wgmma pipeline in the function 'k'"));
+    assert_true(
+        kvl_ptx_serialised("(C7512) Potential Performance Loss: wgmma.mma_async instructions are serialized due "
+                           "to insufficient register resources for the function 'k'"));
+    assert_false(kvl_ptx_serialised("(C7519) warpgroup.arrive is injected in around line 1449 by compiler to allow use "
+                                    "of registers in GMMA in function 'k'"));
     assert_false(kvl_ptx_serialised(""));
 }
 

@@ -1,0 +1,438 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Tiles of the prefill family: that a step's items cover every query and head once, the heaviest of a sequence first
+ * and a KV head's together, that claims cover the items, and that the tiles' height is about as good as any. No device
+ * is asked. */
+#include "attention/state.h"
+#include "common/plan.h"
+#include "support.h"
+
+#include <string.h>
+
+enum { UNITS = 132, ENTRIES = 64, ITEMS = (16 * 8192 / 8 + ENTRIES) * 32, BEHIND = 16, POISON = -77 };
+
+/* Percentage of the heaviest tile's keys from which others go out together with it. */
+enum { BAND = 80 };
+
+/* A step's entries, then its items and claims. */
+static int32_t meta[ENTRY_INTS * ENTRIES + (ITEM_INTS + 1) * ITEMS + 1 + BEHIND];
+static unsigned char covered[ITEMS];
+
+/* Of a variant's tiles. */
+typedef struct shape {
+    int32_t group, tile_heads, tile_queries, parts;
+    bool persistent;
+} shape;
+
+static const shape shapes[] = {
+    {4, 4, 48, 3, false}, {1, 1, 192, 3, false}, {8, 8, 24, 3, false}, {6, 4, 32, 0, false},
+    {4, 4, 48, 3, true},  {7, 7, 27, 0, true},   {6, 4, 32, 0, true},
+};
+
+enum { SHAPES = sizeof shapes / sizeof *shapes, WITH_PARTS = 3 }; /* the first so many choose, and are queued */
+
+typedef struct fake {
+    kvleaf_device device;
+    kvl_variant variant;
+    int32_t order[ENTRIES];
+    kvl_engine engine;
+    kvl_schedule at;
+} fake;
+
+/* The variant whose tiles may be lower: its costs are what the test goes by. */
+static const kvl_variant *with_parts(void)
+{
+    int count;
+    const kvl_variant *rows = kvl_variants(KVL_PREFILL, &count), *row = rows;
+    while (row < rows + count && !row->tile_parts)
+        row++;
+    assert_true(row < rows + count);
+    return row;
+}
+
+static void make(fake *out, const shape *cut, int32_t kv_heads)
+{
+    *out = (fake){
+        .device.caps.compute_units = UNITS,
+        .variant = {.persistent = cut->persistent, .tile_parts = cut->parts, .tile_costs = with_parts()->tile_costs},
+        .engine = {.params.geometry = {.num_heads = kv_heads * cut->group, .num_kv_heads = kv_heads},
+                   .tile_heads = cut->tile_heads,
+                   .tile_queries = cut->tile_queries}};
+    out->engine.device = &out->device;
+    out->engine.chosen[KVL_PREFILL].variant = &out->variant;
+    out->engine.order = out->order;
+}
+
+/* The engine takes no more tokens and sequences than the step has. */
+static void add(fake *f, int32_t q_len, int32_t kv_len, kvleaf_mask mask, int32_t window)
+{
+    const int32_t fields[ENTRY_INTS] = {f->engine.params.max_tokens, q_len, kv_len, 0, mask, window, 0, 0};
+    assert_true(f->at.num_entries < ENTRIES);
+    memcpy(meta + ENTRY_INTS * f->at.num_entries++, fields, sizeof fields);
+    f->engine.params.max_tokens += q_len;
+    f->engine.params.max_seqs++;
+}
+
+static const int32_t *entry_of(const int32_t *item)
+{
+    return meta + ENTRY_INTS * item[ITEM_ENTRY];
+}
+
+static const int32_t *item_at(const fake *f, int32_t index)
+{
+    return meta + f->at.items_at + ITEM_INTS * index;
+}
+
+static void write_items(fake *f)
+{
+    int64_t most = kvl_tiles_most(&f->engine);
+    assert_in_range(most, 1, ITEMS);
+    int32_t *after = meta + ENTRY_INTS * f->at.num_entries;
+    int32_t room = (int32_t)((ITEM_INTS + 1) * most) + 1;
+    for (int32_t i = 0; i < BEHIND; i++)
+        after[room + i] = POISON;
+    f->at.used = (int32_t)(after - meta);
+    kvl_tiles_write(&f->engine, meta, &f->at);
+    for (int32_t i = 0; i < BEHIND; i++)
+        assert_int_equal(after[room + i], POISON);
+    assert_in_range(f->at.num_items, 1, most);
+    assert_int_equal(f->at.items_at, after - meta);
+    if (!f->variant.persistent)
+        assert_int_equal(f->at.used, f->at.items_at + ITEM_INTS * f->at.num_items);
+}
+
+/* Keys that the last of an entry's queries before `end` sees. */
+static int64_t keys_seen(const int32_t *entry, int64_t end)
+{
+    int64_t keys = entry[ENTRY_MASK] ? entry[ENTRY_KV_LEN] : entry[ENTRY_KV_LEN] - entry[ENTRY_Q_LEN] + end;
+    keys = keys < 0 ? 0 : keys;
+    return entry[ENTRY_WINDOW] && keys > entry[ENTRY_WINDOW] ? entry[ENTRY_WINDOW] : keys;
+}
+
+/* Queries of an item. */
+static int32_t queries_of(const fake *f, const int32_t *item)
+{
+    int32_t left = entry_of(item)[ENTRY_Q_LEN] - item[ITEM_QUERY];
+    return left < f->at.tile_queries ? left : f->at.tile_queries;
+}
+
+static int64_t keys_of(const fake *f, const int32_t *item)
+{
+    return keys_seen(entry_of(item), item[ITEM_QUERY] + queries_of(f, item));
+}
+
+static void check_cover(const fake *f)
+{
+    const kvl_geometry *geometry = &f->engine.params.geometry;
+    int32_t heads = geometry->num_kv_heads, group = geometry->num_heads / heads, tile_heads = f->engine.tile_heads;
+    int32_t ranges = (group + tile_heads - 1) / tile_heads, queries = f->at.tile_queries, first[ENTRIES], tiles = 0;
+    int32_t parts = f->variant.tile_parts ? f->variant.tile_parts : 1, lowest = f->engine.tile_queries / parts;
+    assert_in_range(queries, lowest, f->engine.tile_queries);
+    assert_int_equal(queries % lowest, 0);
+    for (int32_t i = 0; i < f->at.num_entries; i++) {
+        first[i] = tiles;
+        tiles += (meta[ENTRY_INTS * i + ENTRY_Q_LEN] + queries - 1) / queries;
+    }
+    assert_int_equal(f->at.num_items, tiles * heads * ranges);
+    memset(covered, 0, (size_t)f->at.num_items);
+    for (int32_t i = 0; i < f->at.num_items; i++) {
+        const int32_t *item = item_at(f, i);
+        assert_in_range(item[ITEM_ENTRY], 0, f->at.num_entries - 1);
+        assert_in_range(item[ITEM_QUERY], 0, entry_of(item)[ENTRY_Q_LEN] - 1);
+        assert_in_range(item[ITEM_KV_HEAD], 0, heads - 1);
+        assert_in_range(item[ITEM_HEAD], 0, group - 1);
+        assert_int_equal(item[ITEM_QUERY] % queries, 0);
+        assert_int_equal(item[ITEM_HEAD] % tile_heads, 0);
+        int32_t tile = first[item[ITEM_ENTRY]] + item[ITEM_QUERY] / queries;
+        int32_t place = (tile * heads + item[ITEM_KV_HEAD]) * ranges + item[ITEM_HEAD] / tile_heads;
+        assert_int_equal(covered[place]++, 0);
+    }
+}
+
+/* How many items from here on are of one entry and KV head; 0 behind the last. */
+static int32_t run_at(const fake *f, int32_t index)
+{
+    int32_t end = index;
+    while (end < f->at.num_items && item_at(f, end)[ITEM_ENTRY] == item_at(f, index)[ITEM_ENTRY] &&
+           item_at(f, end)[ITEM_KV_HEAD] == item_at(f, index)[ITEM_KV_HEAD])
+        end++;
+    return end - index;
+}
+
+/* A band has the same tiles of each KV head in turn, from the last query backwards; returns how many items. (Bands of
+ * a single KV head look like one.) */
+static int32_t check_band(const fake *f, int32_t index)
+{
+    int32_t heads = f->engine.params.geometry.num_kv_heads, length = run_at(f, index);
+    for (int32_t i = 0; i < heads * length; i++) {
+        const int32_t *item = item_at(f, index + i), *same = item_at(f, index + i % length);
+        if (i % length == 0)
+            assert_int_equal(run_at(f, index + i), length);
+        else
+            assert_true(item[ITEM_QUERY] <= item_at(f, index + i - 1)[ITEM_QUERY]);
+        assert_int_equal(item[ITEM_ENTRY], same[ITEM_ENTRY]);
+        assert_int_equal(item[ITEM_QUERY], same[ITEM_QUERY]);
+    }
+    return heads * length;
+}
+
+/* Entries in turn, those with more to do first: a later one doesn't have more queries and more keys. */
+static void check_entries(const fake *f)
+{
+    int32_t turns[ENTRIES], count = 0;
+    for (int32_t i = 0; i < f->at.num_items; i++) {
+        if (i && item_at(f, i)[ITEM_ENTRY] == turns[count - 1])
+            continue;
+        const int32_t *now = entry_of(item_at(f, i));
+        for (int32_t j = 0; j < count; j++) {
+            const int32_t *before = meta + ENTRY_INTS * turns[j];
+            assert_ptr_not_equal(now, before);
+            assert_false(now[ENTRY_Q_LEN] > before[ENTRY_Q_LEN] && now[ENTRY_KV_LEN] > before[ENTRY_KV_LEN]);
+        }
+        turns[count++] = item_at(f, i)[ITEM_ENTRY];
+    }
+    assert_int_equal(count, f->at.num_entries);
+}
+
+/* Heaviest first, but for bands; and these are as large as they may be. A tile at the end counts as a whole one there,
+ * and tiles that see no key may be apart. */
+static void check_order(const fake *f)
+{
+    int64_t least = 0, before = 0;
+    for (int32_t i = 0, next, last = -1; i < f->at.num_items; last = item_at(f, i)[ITEM_ENTRY], i = next) {
+        const int32_t *top = item_at(f, i);
+        next = i + check_band(f, i);
+        if (top[ITEM_ENTRY] != last)
+            least = INT64_MAX;
+        else if (f->variant.persistent || (keys_of(f, top) > 0 && keys_of(f, top) >= before * BAND / 100))
+            fail_msg("a band of entry %d that begins with %lld keys is apart from the one before", last,
+                     (long long)keys_of(f, top));
+        for (int32_t j = i; j < next && !f->variant.persistent; j++) {
+            int64_t keys = keys_of(f, item_at(f, j));
+            if (least < keys * BAND / 100)
+                fail_msg("entry %d: %lld keys behind %lld", top[ITEM_ENTRY], (long long)keys, (long long)least);
+            least = keys < least ? keys : least;
+        }
+        before = keys_seen(entry_of(top), (int64_t)top[ITEM_QUERY] + f->at.tile_queries);
+    }
+}
+
+/* Claims are of all items once and in order; each has one item or all of an entry and KV head. The latter are first,
+ * one a unit at least where there are two. */
+static void check_claims(const fake *f)
+{
+    const kvl_schedule *at = &f->at;
+    const int32_t *claims = meta + at->claims_at;
+    int32_t pairs = at->num_entries * f->engine.params.geometry.num_kv_heads;
+    bool whole = pairs >= 2 * UNITS;
+    assert_int_equal(at->claims_at, at->items_at + ITEM_INTS * at->num_items);
+    assert_in_range(at->num_claims, 1, at->num_items);
+    assert_int_equal(at->used, at->claims_at + at->num_claims + 1);
+    assert_int_equal(claims[0], 0);
+    assert_int_equal(claims[at->num_claims], at->num_items);
+    for (int32_t i = 0; i < at->num_claims; i++) {
+        int32_t items = claims[i + 1] - claims[i], run = run_at(f, claims[i]);
+        bool begins = i == 0 || run_at(f, claims[i] - 1) == 1;
+        assert_in_range(items, 1, run);
+        if (whole && i < UNITS)
+            assert_true(begins && items == run);
+        if (items > 1)
+            assert_true(begins && items == run);
+        if (i && items > 1)
+            assert_int_equal(claims[i] - claims[i - 1], run_at(f, claims[i - 1]));
+    }
+}
+
+static void check(fake *f)
+{
+    write_items(f);
+    check_cover(f);
+    check_entries(f);
+    check_order(f);
+    if (f->variant.persistent)
+        check_claims(f);
+}
+
+/* Steps of one sequence several times. */
+static const int32_t heads_of[] = {1, 2, 8, 32}, times[] = {1, 2, 4, 16};
+
+static const struct {
+    int32_t q_len, kv_len;
+} lengths[] = {
+    {1, 1},     {16, 16},   {17, 17},    {64, 64},    {256, 256},  {512, 512},   {2048, 2048}, {8192, 8192},
+    {64, 4160}, {64, 8256}, {64, 16448}, {512, 4608}, {512, 8704}, {512, 16896}, {64, 0},      {64, 40},
+};
+
+static const struct {
+    kvleaf_mask mask;
+    int32_t window;
+} kinds[] = {{KVLEAF_MASK_CAUSAL, 0}, {KVLEAF_MASK_NONE, 0}, {KVLEAF_MASK_CAUSAL, 1000}, {KVLEAF_MASK_NONE, 300}};
+
+enum {
+    HEADS = sizeof heads_of / sizeof *heads_of,
+    TIMES = sizeof times / sizeof *times,
+    LENGTHS = sizeof lengths / sizeof *lengths,
+    KINDS = sizeof kinds / sizeof *kinds,
+    STEPS = HEADS * TIMES * LENGTHS * KINDS
+};
+
+/* Step number `index` of all of these. */
+static void make_even(fake *f, const shape *cut, int index)
+{
+    make(f, cut, heads_of[index % HEADS]);
+    int32_t length = index / HEADS / TIMES % LENGTHS, kind = index / HEADS / TIMES / LENGTHS;
+    for (int32_t i = 0; i < times[index / HEADS % TIMES]; i++)
+        add(f, lengths[length].q_len, lengths[length].kv_len, kinds[kind].mask, kinds[kind].window);
+}
+
+static void make_ragged(fake *f, const shape *cut, support_rng *rng)
+{
+    make(f, cut, heads_of[support_range(rng, 0, HEADS - 1)]);
+    int32_t kind = support_range(rng, 0, KINDS - 1), entries = support_range(rng, 1, ENTRIES);
+    for (int32_t i = 0; i < entries; i++) {
+        int32_t q_len = support_range(rng, 1, 1 << support_range(rng, 0, 10));
+        int32_t cached = support_range(rng, 0, 3) ? support_range(rng, 0, 1 << support_range(rng, 0, 14)) : 0;
+        int32_t kv_len = support_range(rng, 0, 9) ? cached + q_len : support_range(rng, 0, q_len);
+        add(f, q_len, kv_len, kinds[kind].mask, kinds[kind].window);
+    }
+}
+
+static void test_items(void **state)
+{
+    (void)state;
+    support_rng rng = {support_seed(22)};
+    for (int round = 0; round < SHAPES * STEPS; round++) {
+        fake f;
+        make_even(&f, &shapes[round % SHAPES], round / SHAPES);
+        check(&f);
+    }
+    for (int round = 0; round < 1000; round++) {
+        fake f;
+        make_ragged(&f, &shapes[round % SHAPES], &rng);
+        check(&f);
+    }
+}
+
+/* By tiles of 16, 32 or 48 queries. */
+static const struct {
+    const char *what;
+    int32_t times, q_len, kv_len, heads, other_times, other_q_len, other_kv_len, window;
+    int32_t queries;
+} choices[] = {
+    {"few queries behind a long context, most units idle", 1, 64, 4160, 8, 0, 0, 0, 0, 16},
+    {"the same behind a longer one", 1, 64, 16448, 32, 0, 0, 0, 0, 16},
+    {"behind a window", 1, 64, 16448, 8, 0, 0, 0, 1000, 16},
+    {"a lowest tile for nearly each unit", 4, 64, 8256, 8, 0, 0, 0, 0, 16},
+    {"more than that, half as many twice as high", 2, 64, 4160, 32, 0, 0, 0, 0, 32},
+    {"a prompt that leaves units idle", 1, 256, 256, 2, 0, 0, 0, 0, 16},
+    {"prompts for several rounds", 16, 512, 512, 8, 0, 0, 0, 0, 48},
+    {"a large prompt", 1, 8192, 8192, 8, 0, 0, 0, 0, 48},
+    {"a large prompt and a large window", 1, 8192, 8192, 8, 0, 0, 0, 4096, 48},
+    {"a large prompt beside few queries behind a long context", 1, 8192, 8192, 8, 4, 64, 4160, 0, 48},
+    {"short prompts beside a long context", 4, 16, 16, 8, 1, 64, 16448, 0, 16},
+};
+
+static void test_choice(void **state)
+{
+    (void)state;
+    for (size_t i = 0; i < sizeof choices / sizeof *choices; i++) {
+        fake f;
+        make(&f, &shapes[0], choices[i].heads);
+        for (int32_t j = 0; j < choices[i].times; j++)
+            add(&f, choices[i].q_len, choices[i].kv_len, KVLEAF_MASK_CAUSAL, choices[i].window);
+        for (int32_t j = 0; j < choices[i].other_times; j++)
+            add(&f, choices[i].other_q_len, choices[i].other_kv_len, KVLEAF_MASK_CAUSAL, choices[i].window);
+        write_items(&f);
+        if (f.at.tile_queries != choices[i].queries)
+            fail_msg("%s: %d queries, should be %d", choices[i].what, f.at.tile_queries, choices[i].queries);
+        f.variant.tile_parts = 0;
+        write_items(&f);
+        assert_int_equal(f.at.tile_queries, f.engine.tile_queries);
+    }
+}
+
+/* Keys that any query of an item sees. */
+static int64_t keys_read(const fake *f, const int32_t *item)
+{
+    const int32_t *entry = entry_of(item);
+    int64_t window = entry[ENTRY_WINDOW], first = entry[ENTRY_KV_LEN] - entry[ENTRY_Q_LEN] + item[ITEM_QUERY];
+    int64_t end = first + queries_of(f, item), from = window ? first - window + 1 : 0;
+    if (entry[ENTRY_MASK])
+        end = window ? end + window - 1 : entry[ENTRY_KV_LEN];
+    end = end > entry[ENTRY_KV_LEN] ? entry[ENTRY_KV_LEN] : end;
+    from = from > 0 ? from : 0;
+    return end > from ? end - from : 0;
+}
+
+/* When all is done, if each item in its turn goes to the unit that is free first, and takes it what the variant's costs
+ * say of 128 keys. The units are a heap. */
+static int64_t time_of(const fake *f, int32_t part_queries)
+{
+    const int32_t *costs = f->variant.tile_costs;
+    int64_t units[UNITS] = {0}, time = 0;
+    for (int32_t i = 0; i < f->at.num_items; i++) {
+        const int32_t *item = item_at(f, i);
+        int32_t used = (queries_of(f, item) + part_queries - 1) / part_queries, place = 0;
+        int64_t done = units[0] + costs[0] + keys_read(f, item) * costs[used] / 128;
+        for (int32_t child = 1; child < UNITS; child = 2 * place + 1) {
+            child += child + 1 < UNITS && units[child + 1] < units[child];
+            if (units[child] >= done)
+                break;
+            units[place] = units[child];
+            place = child;
+        }
+        units[place] = done;
+        time = done > time ? done : time;
+    }
+    return time;
+}
+
+/* How much longer the step takes by the chosen height than by the best; it fails beyond `allowed`. */
+static double check_time(fake *f, double allowed)
+{
+    int32_t parts = f->variant.tile_parts, part = f->engine.tile_queries / parts, best = 0;
+    write_items(f);
+    int32_t chosen = f->at.tile_queries;
+    int64_t now = time_of(f, part), least = INT64_MAX;
+    f->variant.tile_parts = 0;
+    for (int32_t n = 1; n <= parts; n++) {
+        f->engine.tile_queries = n * part;
+        write_items(f);
+        int64_t time = time_of(f, part);
+        best = time < least ? n * part : best;
+        least = time < least ? time : least;
+    }
+    if ((double)now > (double)least * allowed)
+        fail_msg("%d entries, the first of %d queries and %d keys, %d heads: tiles of %d take %lld, of %d %lld",
+                 f->at.num_entries, meta[ENTRY_Q_LEN], meta[ENTRY_KV_LEN], f->engine.params.geometry.num_kv_heads,
+                 chosen, (long long)now, best, (long long)least);
+    return (double)now / (double)least;
+}
+
+/* The choice goes by what units take at best. Sequences go out one after the other, so that several may end unevenly:
+ * there it is further behind now and then, and hardly on average. */
+static void test_time(void **state)
+{
+    enum { RAGGED = 1000 };
+    (void)state;
+    support_rng rng = {support_seed(23)};
+    double even = 0, ragged = 0;
+    for (int32_t i = 0; i < WITH_PARTS * STEPS; i++) {
+        fake f;
+        make_even(&f, &shapes[i % WITH_PARTS], i / WITH_PARTS);
+        even += check_time(&f, f.at.num_entries == 1 ? 1.05 : 1.35) / (WITH_PARTS * STEPS);
+    }
+    for (int32_t i = 0; i < RAGGED; i++) {
+        fake f;
+        make_ragged(&f, &shapes[i % WITH_PARTS], &rng);
+        ragged += check_time(&f, 1.75) / RAGGED;
+    }
+    if (even > 1.01 || ragged > 1.03)
+        fail_msg("on average %.4f of the best height's time, %.4f where sequences differ", even, ragged);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {cmocka_unit_test(test_items), cmocka_unit_test(test_choice),
+                                       cmocka_unit_test(test_time)};
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
