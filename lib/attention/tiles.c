@@ -8,8 +8,10 @@
  * tile, so that the compute units finish together. */
 #define WHOLE_NUMERATOR   3
 #define WHOLE_DENOMINATOR 4
-/* Tiles with at least this percentage of the keys of the heaviest go out together: as well balanced as tile by tile. */
-#define BAND        80
+/* Tiles that weigh at least this percentage of the heaviest go out together, then those of the rest that do, and so on:
+ * nearly as well balanced as tile by tile. */
+#define BAND        65
+#define BANDS       16
 #define COST_KEYS   128 /* that the costs of a variant are for */
 #define COST_LEVELS 16
 
@@ -51,29 +53,48 @@ static int64_t keys_seen(const int32_t *entry, int64_t end)
     return window && keys > window ? window : keys;
 }
 
-/* What a step takes about, in what the variant's costs are in, if its tiles had `parts` parts: the compute units'
- * average, or their share of the tiles of some weight or more, one of which they can't have less than whole. */
-static int64_t cost(const kvl_engine *engine, const int32_t *entries, const kvl_schedule *at, int32_t parts)
+/* How long a tile of `parts` parts takes about, in what the variant's costs are in; without costs, its keys. */
+static int64_t weight(const kvl_engine *engine, int64_t keys, int64_t parts)
 {
     const int32_t *costs = engine->chosen[KVL_PREFILL].variant->tile_costs;
-    int64_t units = engine->device->caps.compute_units, queries = (int64_t)parts * part_queries(engine);
-    int64_t most = 1, total = 0, tiles[COST_LEVELS + 1] = {0};
-    for (int32_t i = 0; i < at->num_entries; i++) {
+    keys = keys > 0 ? keys : 0;
+    return costs ? costs[0] + keys * costs[parts] / COST_KEYS : keys;
+}
+
+/* The same of the tile of an entry that begins with query `first`, where tiles have `queries`. */
+static int64_t weigh_tile(const kvl_engine *engine, const int32_t *entry, int64_t first, int64_t queries)
+{
+    int64_t left = entry[ENTRY_Q_LEN] - first, used = left < queries ? left : queries;
+    return weight(engine, keys_seen(entry, first + used), kvl_ceil_div(used, part_queries(engine)));
+}
+
+/* What no tile of a step weighs more than. */
+static int64_t most_weight(const kvl_engine *engine, const int32_t *entries, int32_t num_entries, int64_t queries)
+{
+    int64_t most = 1, parts = kvl_ceil_div(queries, part_queries(engine));
+    for (int32_t i = 0; i < num_entries; i++) {
         const int32_t *entry = entries + i * ENTRY_INTS;
-        int64_t longest = costs[0] + keys_seen(entry, entry[ENTRY_Q_LEN]) * costs[parts] / COST_KEYS;
-        most = longest > most ? longest : most;
+        int64_t one = weight(engine, keys_seen(entry, entry[ENTRY_Q_LEN]), parts);
+        most = one > most ? one : most;
     }
+    return most;
+}
+
+/* What a step takes about if its tiles have so many queries: the compute units' average, or their share of the tiles of
+ * some weight or more, one of which they can't have less than whole. */
+static int64_t cost(const kvl_engine *engine, const int32_t *entries, const kvl_schedule *at, int64_t queries)
+{
+    int64_t units = engine->device->caps.compute_units, total = 0, above = 0, tiles[COST_LEVELS + 1] = {0};
+    int64_t most = most_weight(engine, entries, at->num_entries, queries);
     for (int32_t i = 0; i < at->num_entries; i++) {
         const int32_t *entry = entries + i * ENTRY_INTS;
-        for (int64_t left = entry[ENTRY_Q_LEN]; left > 0; left -= queries) {
-            int64_t used = left < queries ? kvl_ceil_div(left, part_queries(engine)) : parts;
-            int64_t keys = keys_seen(entry, entry[ENTRY_Q_LEN] - left + (left < queries ? left : queries));
-            int64_t one = costs[0] + (keys > 0 ? keys * costs[used] / COST_KEYS : 0);
+        for (int64_t first = 0; first < entry[ENTRY_Q_LEN]; first += queries) {
+            int64_t one = weigh_tile(engine, entry, first, queries);
             total += one;
             tiles[one * COST_LEVELS / most]++;
         }
     }
-    int64_t busiest = kvl_ceil_div(items_of(engine, total), units), above = 0;
+    int64_t busiest = kvl_ceil_div(items_of(engine, total), units);
     for (int level = COST_LEVELS; level > 0; level--) {
         above += tiles[level];
         int64_t share = kvl_ceil_div(items_of(engine, above), units) * (most * level / COST_LEVELS);
@@ -85,18 +106,18 @@ static int64_t cost(const kvl_engine *engine, const int32_t *entries, const kvl_
 /* How many queries the step's tiles have: the most, or fewer where that makes the compute units finish sooner. */
 static int32_t choose_queries(const kvl_engine *engine, const int32_t *entries, const kvl_schedule *at)
 {
-    int32_t chosen = engine->chosen[KVL_PREFILL].variant->tile_parts;
-    if (!chosen)
-        return engine->tile_queries;
-    int64_t least = cost(engine, entries, at, chosen);
-    for (int32_t parts = chosen - 1; parts > 0; parts--) {
-        int64_t now = cost(engine, entries, at, parts);
+    int32_t part = part_queries(engine), chosen = engine->tile_queries;
+    if (chosen == part)
+        return chosen;
+    int64_t least = INT64_MAX;
+    for (int32_t queries = engine->tile_queries; queries > 0; queries -= part) {
+        int64_t now = cost(engine, entries, at, queries);
         if (now < least) {
             least = now;
-            chosen = parts;
+            chosen = queries;
         }
     }
-    return chosen * part_queries(engine);
+    return chosen;
 }
 
 /* Keys times queries that an entry has to cover, roughly: what the order goes by. */
@@ -122,35 +143,61 @@ static void sort_by_work(const int32_t *entries, int32_t count, int32_t *order)
     }
 }
 
-static int32_t *put_item(int32_t *item, int32_t entry, int32_t query, int32_t kv_head, int32_t head)
+static void put_item(int32_t *item, int32_t entry, int32_t query, int32_t kv_head, int32_t head)
 {
     item[ITEM_ENTRY] = entry;
     item[ITEM_QUERY] = query;
     item[ITEM_KV_HEAD] = kv_head;
     item[ITEM_HEAD] = head;
-    return item + ITEM_INTS;
 }
 
-/* Heaviest first, in bands of about equal work, and a band KV head for KV head: so those that run at the same time find
- * their K and V in cache. All of a persistent kernel's are one band, since one claim may take a head's. */
-static int32_t *write_tiles(const kvl_engine *engine, const int32_t *entries, int32_t index, int32_t queries,
-                            int32_t *item)
+/* The least weight of each band; a persistent kernel's tiles are all one, since one claim may take those of a head. */
+static void make_bands(const kvl_engine *engine, const int32_t *entries, const kvl_schedule *at, int64_t *least)
 {
-    const int32_t *entry = entries + index * ENTRY_INTS;
-    bool one_band = engine->chosen[KVL_PREFILL].variant->persistent;
-    for (int32_t tile = (entry[ENTRY_Q_LEN] - 1) / queries, end; tile >= 0; tile = end) {
-        int64_t least = keys_seen(entry, (tile + 1) * (int64_t)queries) * BAND / 100;
-        end = tile - 1;
-        while (end >= 0 && (one_band || keys_seen(entry, (end + 1) * (int64_t)queries) >= least))
-            end--;
-        for (int32_t kv_head = 0; kv_head < engine->params.geometry.num_kv_heads; kv_head++) {
-            for (int32_t i = tile; i > end; i--) {
-                for (int32_t head = 0; head < group(engine); head += engine->tile_heads)
-                    item = put_item(item, index, i * queries, kv_head, head);
-            }
-        }
+    int64_t limit = most_weight(engine, entries, at->num_entries, at->tile_queries);
+    for (int band = 0; band < BANDS; band++) {
+        limit = limit * BAND / 100;
+        least[band] = limit;
     }
-    return item;
+    least[engine->chosen[KVL_PREFILL].variant->persistent ? 0 : BANDS - 1] = 0;
+}
+
+static int band_of(const int64_t *least, int64_t weight)
+{
+    int band = 0;
+    while (weight < least[band])
+        band++;
+    return band;
+}
+
+/* The heaviest first, in bands of about equal weight; within a band those of an entry and a KV head together, so that
+ * they find their K and V in cache. */
+static void write_tiles(const kvl_engine *engine, const int32_t *entries, const kvl_schedule *at, int32_t *items)
+{
+    const int32_t queries = at->tile_queries;
+    int64_t least[BANDS];
+    int32_t next[BANDS] = {0};
+    make_bands(engine, entries, at, least);
+    for (int32_t i = 0; i < at->num_entries; i++) {
+        const int32_t *entry = entries + i * ENTRY_INTS;
+        for (int32_t first = 0; first < entry[ENTRY_Q_LEN]; first += queries)
+            next[band_of(least, weigh_tile(engine, entry, first, queries))] += (int32_t)items_of(engine, 1);
+    }
+    for (int32_t band = 0, before = 0; band < BANDS; band++) {
+        int32_t number = next[band];
+        next[band] = before;
+        before += number;
+    }
+    for (int32_t i = 0; i < at->num_entries; i++) {
+        const int32_t index = engine->order[i], *entry = entries + index * ENTRY_INTS;
+        const int32_t last = (entry[ENTRY_Q_LEN] - 1) / queries * queries;
+        for (int32_t kv_head = 0; kv_head < engine->params.geometry.num_kv_heads; kv_head++)
+            for (int32_t first = last; first >= 0; first -= queries) {
+                int32_t *to = &next[band_of(least, weigh_tile(engine, entry, first, queries))];
+                for (int32_t head = 0; head < group(engine); head += engine->tile_heads)
+                    put_item(items + ITEM_INTS * (*to)++, index, first, kv_head, head);
+            }
+    }
 }
 
 static void write_claims(const kvl_engine *engine, int32_t *meta, kvl_schedule *at)
@@ -177,14 +224,15 @@ static void write_claims(const kvl_engine *engine, int32_t *meta, kvl_schedule *
 void kvl_tiles_write(const kvl_engine *engine, int32_t *meta, kvl_schedule *at)
 {
     const int32_t *entries = meta + at->entries_at;
+    int64_t tiles = 0;
     at->tile_queries = choose_queries(engine, entries, at);
     at->items_at = at->used;
-    int32_t *item = meta + at->items_at;
-    sort_by_work(entries, at->num_entries, engine->order);
     for (int32_t i = 0; i < at->num_entries; i++)
-        item = write_tiles(engine, entries, engine->order[i], at->tile_queries, item);
-    at->num_items = (int32_t)(item - (meta + at->items_at)) / ITEM_INTS;
+        tiles += kvl_ceil_div(entries[i * ENTRY_INTS + ENTRY_Q_LEN], at->tile_queries);
+    at->num_items = (int32_t)items_of(engine, tiles);
     at->used += ITEM_INTS * at->num_items;
+    sort_by_work(entries, at->num_entries, engine->order);
+    write_tiles(engine, entries, at, meta + at->items_at);
     if (engine->chosen[KVL_PREFILL].variant->persistent)
         write_claims(engine, meta, at);
 }

@@ -349,6 +349,7 @@ static const kvl_variant decode_table[] = {
 
 /* By kvleaf-bench on an H200: 64 queries after 4096 keys by tiles of 16, 32 and 48, and prompts of 256 to 512. */
 static const int32_t hopper_tile_costs[] = {90, 61, 78, 100};
+static const int32_t hopper_large_tile_costs[] = {60, 72, 100};
 
 static const kvl_variant prefill_table[] = {
     {.family = "prefill",
@@ -403,6 +404,8 @@ static const kvl_variant prefill_table[] = {
      .queued = true,
      .power_heads = true,
      .tile_rows = 128,
+     .tile_parts = 2,
+     .tile_costs = hopper_large_tile_costs,
      .undocumented = true,
      .trial = kvl_trial_launch},
     {.family = "prefill",
