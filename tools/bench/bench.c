@@ -244,8 +244,8 @@ int main(int argc, char **argv)
         {"batch", "N", "sequences; without batch, context and q-len a list is run", CLI_INT, &config.batch, 0, 4096,
          NULL},
         {"context", "N", "keys of a sequence, new ones included", CLI_INT, &config.context, 0, 1 << 24, NULL},
-        {"ragged", NULL, "decode: log-normal lengths with --context as their mean", CLI_FLAG, &config.ragged, 0, 0,
-         NULL},
+        {"ragged", NULL, "decode, prefill: log-normal lengths with --context as their mean", CLI_FLAG, &config.ragged,
+         0, 0, NULL},
         {"in-order", NULL, "decode, prefill: block tables 0 .. n-1 in place of a random order", CLI_FLAG,
          &config.in_order, 0, 0, NULL},
         {"q-len", "N", "query rows (append: new tokens) of a sequence", CLI_INT, &config.q_len, 0, 1 << 20, NULL},
@@ -285,8 +285,8 @@ int main(int argc, char **argv)
     config.kind = parse_kind(&program);
     if (config.kind == BENCH_APPEND && config.shape.block_size == 0)
         cli_usage(&program, "--block-size is 0, append needs blocks");
-    if (config.ragged && config.kind != BENCH_DECODE)
-        cli_usage(&program, "--ragged is for decode");
+    if (config.ragged && config.kind != BENCH_DECODE && config.kind != BENCH_PREFILL)
+        cli_usage(&program, "--ragged is for decode and prefill");
     if (config.ragged && config.shared_prefix)
         cli_usage(&program, "--ragged and --shared-prefix exclude each other");
     if (config.kind >= BENCH_BLOCKS && config.shape.block_size == 0)

@@ -23,10 +23,10 @@ typedef struct bench_config {
     bench_kind kind;
     int batch;
     int context;   /* keys of a sequence, those of its query rows included; their mean where ragged */
-    bool ragged;   /* decode: log-normal lengths */
+    bool ragged;   /* decode, prefill: log-normal lengths */
     bool in_order; /* the block tables are 0 .. n-1, as of a pool that was never used before */
     int q_len;
-    int layers; /* step: 0 = 2 on a CPU, 8 elsewhere */
+    int layers;        /* step: 0 = 2 on a CPU, 8 elsewhere */
     int shared_prefix; /* decode: leading tokens that all sequences have in the same blocks */
     kvleaf_sharing sharing;
     cli_shape shape;

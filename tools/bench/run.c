@@ -144,6 +144,13 @@ static int ragged_length(int mean, uint64_t *state)
     return (int)fmin(fmax(length, 1), 8.0 * mean);
 }
 
+/* Where lengths are ragged, in prefill those of the cached tokens before the new ones are. */
+static int draw_length(const bench_config *config, uint64_t *state)
+{
+    int new_tokens = config->kind == BENCH_PREFILL ? config->q_len : 0;
+    return config->ragged ? new_tokens + ragged_length(config->context - new_tokens, state) : config->context;
+}
+
 /* Lengths, and how many blocks and columns of the table they take. */
 static void make_lengths(workload *work, int shared, uint64_t *state)
 {
@@ -151,7 +158,7 @@ static void make_lengths(workload *work, int shared, uint64_t *state)
     int block = block_tokens(work);
     work->num_blocks = shared;
     for (int i = 0; i < config->batch; i++) {
-        int length = config->ragged ? ragged_length(config->context, state) : config->context;
+        int length = draw_length(config, state);
         work->lens[i] = length;
         work->longest = length > work->longest ? length : work->longest;
         work->total_k += length;
@@ -431,10 +438,11 @@ static void count_work(const workload *work, bench_result *result)
     double kv_size = (double)kvleaf_dtype_size((kvleaf_dtype)shape->kv_dtype);
     double q_size = (double)kvleaf_dtype_size((kvleaf_dtype)shape->q_dtype);
     double window = shape->window ? shape->window : INFINITY;
-    double seen = 0; /* keys, summed over the rows of a sequence */
-    for (int row = 0; row < config->q_len; row++)
-        seen += fmin(window, fmax(0, row + 1 + config->context - config->q_len));
-    result->flops = 4.0 * config->batch * seen * shape->heads * shape->head_dim;
+    double seen = 0; /* keys, summed over the rows */
+    for (int i = 0; i < config->batch; i++)
+        for (int row = 0; row < config->q_len; row++)
+            seen += fmin(window, fmax(0, row + 1 + work->lens[i] - config->q_len));
+    result->flops = 4.0 * seen * shape->heads * shape->head_dim;
     double reach = window + config->q_len - 1, keys = 0; /* keys that must be read, summed over the sequences */
     for (int i = 0; i < config->batch; i++)
         keys += fmin(work->lens[i], reach);
