@@ -4,6 +4,8 @@
 
 #include "common/plan.h"
 
+#include <stddef.h>
+
 /* A claim of a persistent kernel takes a whole (sequence, KV head) while this part of them lasts; the rest goes tile by
  * tile, so that the compute units finish together. */
 #define WHOLE_NUMERATOR   3
@@ -12,6 +14,7 @@
  * nearly as well balanced as tile by tile. */
 #define BAND        65
 #define BANDS       16
+#define MANY        8   /* of the heaviest tiles: with as much for each compute unit it does not matter which is last */
 #define COST_KEYS   128 /* that the costs of a variant are for */
 #define COST_LEVELS 16
 
@@ -68,53 +71,68 @@ static int64_t weigh_tile(const kvl_engine *engine, const int32_t *entry, int64_
     return weight(engine, keys_seen(entry, first + used), kvl_ceil_div(used, part_queries(engine)));
 }
 
-/* What no tile of a step weighs more than. */
-static int64_t most_weight(const kvl_engine *engine, const int32_t *entries, int32_t num_entries, int64_t queries)
+/* What no tile of an entry weighs more than. */
+static int64_t most_weight(const kvl_engine *engine, const int32_t *entry, int64_t queries)
 {
-    int64_t most = 1, parts = kvl_ceil_div(queries, part_queries(engine));
-    for (int32_t i = 0; i < num_entries; i++) {
-        const int32_t *entry = entries + i * ENTRY_INTS;
-        int64_t one = weight(engine, keys_seen(entry, entry[ENTRY_Q_LEN]), parts);
-        most = one > most ? one : most;
-    }
-    return most;
+    return weight(engine, keys_seen(entry, entry[ENTRY_Q_LEN]), kvl_ceil_div(queries, part_queries(engine)));
 }
 
-/* What a step takes about if its tiles have so many queries: the compute units' average, or their share of the tiles of
- * some weight or more, one of which they can't have less than whole. */
-static int64_t cost(const kvl_engine *engine, const int32_t *entries, const kvl_schedule *at, int64_t queries)
+/* How a step's tiles weigh. */
+typedef struct weights {
+    int64_t most, total;            /* of one; of those of a KV head and head range */
+    int64_t tiles[COST_LEVELS + 1]; /* by their share of the most */
+} weights;
+
+static weights weigh_tiles(const kvl_engine *engine, const int32_t *entries, int32_t num_entries, int64_t queries)
 {
-    int64_t units = engine->device->caps.compute_units, total = 0, above = 0, tiles[COST_LEVELS + 1] = {0};
-    int64_t most = most_weight(engine, entries, at->num_entries, queries);
-    for (int32_t i = 0; i < at->num_entries; i++) {
+    weights all = {.most = 1};
+    for (int32_t i = 0; i < num_entries; i++) {
+        int64_t one = most_weight(engine, entries + i * ENTRY_INTS, queries);
+        all.most = one > all.most ? one : all.most;
+    }
+    for (int32_t i = 0; i < num_entries; i++) {
         const int32_t *entry = entries + i * ENTRY_INTS;
         for (int64_t first = 0; first < entry[ENTRY_Q_LEN]; first += queries) {
             int64_t one = weigh_tile(engine, entry, first, queries);
-            total += one;
-            tiles[one * COST_LEVELS / most]++;
+            all.total += one;
+            all.tiles[one * COST_LEVELS / all.most]++;
         }
     }
-    int64_t busiest = kvl_ceil_div(items_of(engine, total), units);
+    return all;
+}
+
+/* What the compute units have to do on average. */
+static int64_t average(const kvl_engine *engine, const weights *all)
+{
+    return kvl_ceil_div(items_of(engine, all->total), engine->device->caps.compute_units);
+}
+
+/* What a step takes about: the compute units' average, or their share of the tiles of some weight or more, one of which
+ * they can't have less than whole. */
+static int64_t cost(const kvl_engine *engine, const weights *all)
+{
+    int64_t busiest = average(engine, all), above = 0;
     for (int level = COST_LEVELS; level > 0; level--) {
-        above += tiles[level];
-        int64_t share = kvl_ceil_div(items_of(engine, above), units) * (most * level / COST_LEVELS);
-        busiest = share > busiest ? share : busiest;
+        above += all->tiles[level];
+        int64_t share = kvl_ceil_div(items_of(engine, above), engine->device->caps.compute_units);
+        int64_t time = share * (all->most * level / COST_LEVELS);
+        busiest = time > busiest ? time : busiest;
     }
     return busiest;
 }
 
 /* How many queries the step's tiles have: the most, or fewer where that makes the compute units finish sooner. */
-static int32_t choose_queries(const kvl_engine *engine, const int32_t *entries, const kvl_schedule *at)
+static weights choose_queries(const kvl_engine *engine, const int32_t *entries, kvl_schedule *at)
 {
-    int32_t part = part_queries(engine), chosen = engine->tile_queries;
-    if (chosen == part)
-        return chosen;
+    weights chosen = {0};
     int64_t least = INT64_MAX;
-    for (int32_t queries = engine->tile_queries; queries > 0; queries -= part) {
-        int64_t now = cost(engine, entries, at, queries);
-        if (now < least) {
-            least = now;
-            chosen = queries;
+    for (int32_t queries = engine->tile_queries; queries > 0; queries -= part_queries(engine)) {
+        const weights now = weigh_tiles(engine, entries, at->num_entries, queries);
+        int64_t time = cost(engine, &now);
+        if (time < least) {
+            least = time;
+            chosen = now;
+            at->tile_queries = queries;
         }
     }
     return chosen;
@@ -152,13 +170,10 @@ static void put_item(int32_t *item, int32_t entry, int32_t query, int32_t kv_hea
 }
 
 /* The least weight of each band; a persistent kernel's tiles are all one, since one claim may take those of a head. */
-static void make_bands(const kvl_engine *engine, const int32_t *entries, const kvl_schedule *at, int64_t *least)
+static void make_bands(const kvl_engine *engine, int64_t most, int64_t *least)
 {
-    int64_t limit = most_weight(engine, entries, at->num_entries, at->tile_queries);
-    for (int band = 0; band < BANDS; band++) {
-        limit = limit * BAND / 100;
-        least[band] = limit;
-    }
+    for (int band = 0; band < BANDS; band++)
+        least[band] = most = most * BAND / 100;
     least[engine->chosen[KVL_PREFILL].variant->persistent ? 0 : BANDS - 1] = 0;
 }
 
@@ -170,34 +185,50 @@ static int band_of(const int64_t *least, int64_t weight)
     return band;
 }
 
-/* The heaviest first, in bands of about equal weight; within a band those of an entry and a KV head together, so that
- * they find their K and V in cache. */
-static void write_tiles(const kvl_engine *engine, const int32_t *entries, const kvl_schedule *at, int32_t *items)
+/* The tiles of some entries, none of which weighs more than `most`: the heaviest first, in bands of about equal weight,
+ * and within a band those of an entry and a KV head together. Returns how many items they are. */
+static int32_t write_tiles(const kvl_engine *engine, const int32_t *entries, const int32_t *order, int32_t num_entries,
+                           int32_t queries, int64_t most, int32_t *items)
 {
-    const int32_t queries = at->tile_queries;
     int64_t least[BANDS];
-    int32_t next[BANDS] = {0};
-    make_bands(engine, entries, at, least);
-    for (int32_t i = 0; i < at->num_entries; i++) {
-        const int32_t *entry = entries + i * ENTRY_INTS;
+    int32_t next[BANDS] = {0}, number = 0;
+    make_bands(engine, most, least);
+    for (int32_t i = 0; i < num_entries; i++) {
+        const int32_t *entry = entries + order[i] * ENTRY_INTS;
         for (int32_t first = 0; first < entry[ENTRY_Q_LEN]; first += queries)
             next[band_of(least, weigh_tile(engine, entry, first, queries))] += (int32_t)items_of(engine, 1);
     }
-    for (int32_t band = 0, before = 0; band < BANDS; band++) {
-        int32_t number = next[band];
+    for (int32_t band = 0; band < BANDS; band++) {
+        int32_t before = number;
+        number += next[band];
         next[band] = before;
-        before += number;
     }
-    for (int32_t i = 0; i < at->num_entries; i++) {
-        const int32_t index = engine->order[i], *entry = entries + index * ENTRY_INTS;
-        const int32_t last = (entry[ENTRY_Q_LEN] - 1) / queries * queries;
+    for (int32_t i = 0; i < num_entries; i++) {
+        const int32_t *entry = entries + order[i] * ENTRY_INTS, last = (entry[ENTRY_Q_LEN] - 1) / queries * queries;
         for (int32_t kv_head = 0; kv_head < engine->params.geometry.num_kv_heads; kv_head++)
             for (int32_t first = last; first >= 0; first -= queries) {
                 int32_t *to = &next[band_of(least, weigh_tile(engine, entry, first, queries))];
                 for (int32_t head = 0; head < group(engine); head += engine->tile_heads)
-                    put_item(items + ITEM_INTS * (*to)++, index, first, kv_head, head);
+                    put_item(items + ITEM_INTS * (*to)++, order[i], first, kv_head, head);
             }
     }
+    return number;
+}
+
+/* Where each unit has many, sequence for sequence, whose K and V then stay in cache; else bands of all, so that no
+ * heavy tile comes last. */
+static int32_t write_items(const kvl_engine *engine, const int32_t *entries, const kvl_schedule *at, const weights *all,
+                           int32_t *items)
+{
+    int32_t number = 0;
+    if (average(engine, all) < MANY * all->most)
+        return write_tiles(engine, entries, engine->order, at->num_entries, at->tile_queries, all->most, items);
+    for (int32_t i = 0; i < at->num_entries; i++) {
+        int64_t most = most_weight(engine, entries + engine->order[i] * ENTRY_INTS, at->tile_queries);
+        number += write_tiles(engine, entries, engine->order + i, 1, at->tile_queries, most,
+                              items + (ptrdiff_t)ITEM_INTS * number);
+    }
+    return number;
 }
 
 static void write_claims(const kvl_engine *engine, int32_t *meta, kvl_schedule *at)
@@ -224,15 +255,11 @@ static void write_claims(const kvl_engine *engine, int32_t *meta, kvl_schedule *
 void kvl_tiles_write(const kvl_engine *engine, int32_t *meta, kvl_schedule *at)
 {
     const int32_t *entries = meta + at->entries_at;
-    int64_t tiles = 0;
-    at->tile_queries = choose_queries(engine, entries, at);
-    at->items_at = at->used;
-    for (int32_t i = 0; i < at->num_entries; i++)
-        tiles += kvl_ceil_div(entries[i * ENTRY_INTS + ENTRY_Q_LEN], at->tile_queries);
-    at->num_items = (int32_t)items_of(engine, tiles);
-    at->used += ITEM_INTS * at->num_items;
+    const weights all = choose_queries(engine, entries, at);
     sort_by_work(entries, at->num_entries, engine->order);
-    write_tiles(engine, entries, at, meta + at->items_at);
+    at->items_at = at->used;
+    at->num_items = write_items(engine, entries, at, &all, meta + at->items_at);
+    at->used += ITEM_INTS * at->num_items;
     if (engine->chosen[KVL_PREFILL].variant->persistent)
         write_claims(engine, meta, at);
 }
