@@ -105,6 +105,8 @@ static void test_bad_fields(void **state)
          "head_dim_k",
          257,
          256},
+        BAD(KVLEAF_INVALID, "num_heads", -2, 2, .num_heads = -2),
+        BAD(KVLEAF_INVALID, "num_heads", 7, 2, .num_heads = 7),
         BAD(KVLEAF_INVALID, "head_dim_v", -1, 1, .head_dim_v = -1),
         BAD(KVLEAF_UNSUPPORTED, "head_dim_v", 128, 64, .head_dim_v = 128),
         BAD(KVLEAF_INVALID, "dtype", 17, KVLEAF_F32, .dtype = (kvleaf_dtype)17),
@@ -174,7 +176,7 @@ static void test_query_and_memory(void **state)
     assert_int_equal(got.num_layers, 1);
     assert_int_equal(got.block_size, 16);
     assert_int_equal(got.head_dim_v, 64);
-    assert_int_equal(got.layout, kvl_layout_best(device, KVLEAF_F16, 16, 64));
+    assert_int_equal(got.layout, kvl_layout_best(device, KVLEAF_F16, 16, 64, 0));
     assert_int_equal(got.layout, bytes.layout);
     assert_null(got.memory);
     cl_mem k, v;

@@ -196,9 +196,9 @@ static void test_best_and_refused(void **state)
     for (int i = 0; i < COUNT(best); i++) {
         kvleaf_device fake = {.caps.type = best[i].type};
         for (int dtype = KVLEAF_F16; dtype <= KVLEAF_F32; dtype++)
-            assert_int_equal(kvl_layout_best(&fake, (kvleaf_dtype)dtype, best[i].block_size, 128), best[i].layout);
+            assert_int_equal(kvl_layout_best(&fake, (kvleaf_dtype)dtype, best[i].block_size, 128, 4), best[i].layout);
     }
-    assert_int_equal(kvl_layout_best(NULL, KVLEAF_F16, 16, 128), KVLEAF_LAYOUT_ROWS);
+    assert_int_equal(kvl_layout_best(NULL, KVLEAF_F16, 16, 128, 4), KVLEAF_LAYOUT_ROWS);
     for (int32_t block_size = 1; block_size <= 256; block_size++) {
         assert_null(kvl_layout_refuses(KVLEAF_LAYOUT_ROWS, block_size));
         assert_int_equal(kvl_layout_refuses(KVLEAF_LAYOUT_CPU16, block_size) == NULL, block_size % 16 == 0);
@@ -207,14 +207,15 @@ static void test_best_and_refused(void **state)
 }
 
 /* The decode kernel that the table gives a pool of its device's best layout. */
-static const char *decode_of(const kvleaf_device *fake, kvleaf_dtype dtype, int32_t block_size, int32_t head_dim)
+static const char *decode_of(const kvleaf_device *fake, kvleaf_dtype dtype, int32_t block_size, int32_t head_dim,
+                             int32_t group)
 {
     const kvl_geometry geometry = {.q_dtype = dtype,
                                    .kv_dtype = dtype,
                                    .out_dtype = dtype,
-                                   .layout = kvl_layout_best(fake, dtype, block_size, head_dim),
-                                   .num_heads = 32,
-                                   .num_kv_heads = 8,
+                                   .layout = kvl_layout_best(fake, dtype, block_size, head_dim, group),
+                                   .num_heads = 2 * group,
+                                   .num_kv_heads = 2,
                                    .head_dim = head_dim,
                                    .block_size = block_size};
     int count = 0;
@@ -247,19 +248,26 @@ static void test_best_with_tensor_cores(void **state)
         for (int k = 0; k < COUNT(block_sizes); k++) {
             bool eights = block_sizes[k] % 8 == 0;
             for (int dtype = KVLEAF_F16; dtype <= KVLEAF_BF16; dtype++) {
-                assert_int_equal(kvl_layout_best(&fake, (kvleaf_dtype)dtype, block_sizes[k], 128),
+                assert_int_equal(kvl_layout_best(&fake, (kvleaf_dtype)dtype, block_sizes[k], 128, 4),
                                  eights ? KVLEAF_LAYOUT_SWIZZLE8 : KVLEAF_LAYOUT_ROWS);
-                assert_string_equal(decode_of(&fake, (kvleaf_dtype)dtype, block_sizes[k], 128),
+                assert_string_equal(decode_of(&fake, (kvleaf_dtype)dtype, block_sizes[k], 128, 4),
                                     eights ? gpus[i].blocks : "nvidia_mma_rows");
             }
-            assert_int_equal(kvl_layout_best(&fake, KVLEAF_F32, block_sizes[k], 128),
+            assert_int_equal(kvl_layout_best(&fake, KVLEAF_F32, block_sizes[k], 128, 4),
                              eights ? KVLEAF_LAYOUT_DIM8 : KVLEAF_LAYOUT_ROWS);
         }
-        assert_string_equal(decode_of(&fake, KVLEAF_F16, 1, 36), "portable_fixed"); /* no whole chunks of eight dims */
+        assert_string_equal(decode_of(&fake, KVLEAF_F16, 1, 36, 4),
+                            "portable_fixed"); /* no whole chunks of eight dims */
+        assert_string_equal(decode_of(&fake, KVLEAF_F16, 16, 128, 17),
+                            "portable_vector"); /* more heads than they serve */
+        assert_string_equal(decode_of(&fake, KVLEAF_F16, 16, 256, 9), "portable_vector");
+        assert_int_equal(kvl_layout_best(&fake, KVLEAF_F16, 16, 128, 16), KVLEAF_LAYOUT_SWIZZLE8);
+        assert_int_equal(kvl_layout_best(&fake, KVLEAF_F16, 16, 256, 8), KVLEAF_LAYOUT_SWIZZLE8);
+        assert_int_equal(kvl_layout_best(&fake, KVLEAF_F16, 16, 128, 0), KVLEAF_LAYOUT_SWIZZLE8);
     }
     kvleaf_device older = {.caps.type = CL_DEVICE_TYPE_GPU, .caps.nvidia_capability = 75};
-    assert_int_equal(kvl_layout_best(&older, KVLEAF_F16, 16, 128), KVLEAF_LAYOUT_DIM8);
-    assert_string_equal(decode_of(&older, KVLEAF_F16, 16, 128), "portable_vector");
+    assert_int_equal(kvl_layout_best(&older, KVLEAF_F16, 16, 128, 4), KVLEAF_LAYOUT_DIM8);
+    assert_string_equal(decode_of(&older, KVLEAF_F16, 16, 128, 4), "portable_vector");
 }
 
 int main(void)

@@ -22,6 +22,7 @@ typedef struct kvleaf_pool_params {
     int32_t num_blocks;      /* >= 1 */
     int32_t block_size;      /* 1 .. 256; 0 = 16 */
     int32_t num_kv_heads;    /* >= 1 */
+    int32_t num_heads;       /* query heads of its layers, a multiple, which AUTO goes by; 0 = few a KV head */
     int32_t head_dim_k;      /* 1 .. 256 */
     int32_t head_dim_v;      /* 0 = head_dim_k; another value is UNSUPPORTED */
     kvleaf_dtype dtype;

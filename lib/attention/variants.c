@@ -89,10 +89,8 @@ static const char *needs_tensor_cores(const kvl_geometry *geometry)
 {
     if (geometry->kv_dtype == KVLEAF_F32)
         return "multiplies 16-bit elements";
-    if (group_of(geometry) > 16)
-        return "serves up to 16 query heads a KV head";
-    if (group_of(geometry) > 8 && geometry->head_dim > 128)
-        return "serves more than 8 query heads a KV head up to head_dim 128";
+    if (group_of(geometry) > kvl_tensor_core_group(geometry->head_dim))
+        return "serves up to 16 query heads a KV head, above head_dim 128 up to 8";
     return geometry->device_tables ? "serves block tables that the host has checked" : NULL;
 }
 

@@ -24,6 +24,12 @@ struct kvleaf_device {
     kvl_programs *programs; /* built in this context, by source file and options */
 };
 
+/* Query heads a KV head that the kernels on NVIDIA's tensor cores serve at most. */
+static inline int32_t kvl_tensor_core_group(int32_t head_dim)
+{
+    return head_dim > 128 ? 8 : 16;
+}
+
 /* Every object made from a device holds a reference. */
 void kvl_device_retain(kvleaf_device *device);
 void kvl_device_release(kvleaf_device *device);

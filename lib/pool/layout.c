@@ -91,10 +91,11 @@ const char *kvl_layout_refuses(kvleaf_layout layout, int32_t block_size)
     return NULL;
 }
 
-kvleaf_layout kvl_layout_best(const kvleaf_device *device, kvleaf_dtype dtype, int32_t block_size, int32_t head_dim)
+kvleaf_layout kvl_layout_best(const kvleaf_device *device, kvleaf_dtype dtype, int32_t block_size, int32_t head_dim,
+                              int32_t group)
 {
     cl_device_type type = device ? device->caps.type : 0;
-    bool tensor_cores = device && device->caps.nvidia_capability >= 80;
+    bool tensor_cores = device && device->caps.nvidia_capability >= 80 && group <= kvl_tensor_core_group(head_dim);
     if (tensor_cores && dtype != KVLEAF_F32 && head_dim >= SWIZZLE8_DIMS / 2 &&
         !kvl_layout_refuses(KVLEAF_LAYOUT_SWIZZLE8, block_size))
         return KVLEAF_LAYOUT_SWIZZLE8;

@@ -14,7 +14,7 @@ static kvleaf_status resolve_layout(const kvleaf_device *device, kvleaf_pool_par
 {
     switch (p->layout) {
     case KVLEAF_LAYOUT_AUTO:
-        p->layout = kvl_layout_best(device, p->dtype, p->block_size, p->head_dim_k);
+        p->layout = kvl_layout_best(device, p->dtype, p->block_size, p->head_dim_k, p->num_heads / p->num_kv_heads);
         return KVLEAF_OK;
     case KVLEAF_LAYOUT_ROWS:
     case KVLEAF_LAYOUT_CPU16:
@@ -55,6 +55,10 @@ static kvleaf_status resolve(const kvleaf_device *device, const kvleaf_pool_para
         return kvl_fail_range("block_size", p->block_size, 1, MAX_BLOCK_SIZE);
     if (p->num_kv_heads < 1)
         return kvl_fail_range("num_kv_heads", p->num_kv_heads, 1, INT32_MAX);
+    if (p->num_heads < 0 || p->num_heads % p->num_kv_heads)
+        return kvl_fail(KVLEAF_INVALID, "num_heads", p->num_heads, p->num_kv_heads,
+                        "num_heads is %d, must be a multiple of num_kv_heads, %d", (int)p->num_heads,
+                        (int)p->num_kv_heads);
     if (p->head_dim_k < 1 || p->head_dim_k > MAX_HEAD_DIM)
         return kvl_fail_range("head_dim_k", p->head_dim_k, 1, MAX_HEAD_DIM);
     if (p->head_dim_v < 1 || p->head_dim_v > MAX_HEAD_DIM)

@@ -27,8 +27,10 @@ void kvl_pool_retain(kvleaf_pool *pool);
 void kvl_pool_release(kvleaf_pool *pool);
 kvleaf_device *kvl_pool_device(const kvleaf_pool *pool);
 
-/* The device's best layout for a geometry: what AUTO becomes. `device` may be NULL. */
-kvleaf_layout kvl_layout_best(const kvleaf_device *device, kvleaf_dtype dtype, int32_t block_size, int32_t head_dim);
+/* The device's best layout for a geometry with `group` query heads a KV head: what AUTO becomes. `device` may be NULL.
+ */
+kvleaf_layout kvl_layout_best(const kvleaf_device *device, kvleaf_dtype dtype, int32_t block_size, int32_t head_dim,
+                              int32_t group);
 
 /* Whether a layout takes this block size; where not, why. */
 const char *kvl_layout_refuses(kvleaf_layout layout, int32_t block_size);

@@ -73,6 +73,7 @@ static int make_pool(workload *work)
                                  .num_blocks = work->num_blocks,
                                  .block_size = block_tokens(work),
                                  .num_kv_heads = config->shape.kv_heads,
+                                 .num_heads = config->shape.heads,
                                  .head_dim_k = config->shape.head_dim,
                                  .dtype = (kvleaf_dtype)config->shape.kv_dtype,
                                  .layout = strided ? KVLEAF_LAYOUT_ROWS : asked};

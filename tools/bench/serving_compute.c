@@ -133,6 +133,7 @@ int serving_compute_cache(const serving_compute *c, int max_sequences, kvleaf_po
                                        .num_blocks = c->options->blocks,
                                        .block_size = c->options->shape.block_size,
                                        .num_kv_heads = c->kv_heads,
+                                       .num_heads = c->heads,
                                        .head_dim_k = c->head_dim,
                                        .dtype = c->kv_dtype};
     int status = CLI_OK;

@@ -110,6 +110,7 @@ static kvleaf_status open_cache(const host_batch *work, step_rig *rig)
                                      .num_blocks = work->num_blocks,
                                      .block_size = shape->block_size,
                                      .num_kv_heads = shape->kv_heads,
+                                     .num_heads = shape->heads,
                                      .head_dim_k = shape->head_dim,
                                      .dtype = (kvleaf_dtype)shape->kv_dtype,
                                      .layout = (kvleaf_layout)config->layout};

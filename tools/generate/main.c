@@ -105,6 +105,7 @@ static bool make_pools(run *r, const settings *set, kvleaf_layer *layers, failur
                                          .num_blocks = set->blocks,
                                          .block_size = set->block_size,
                                          .num_kv_heads = config->num_kv_heads,
+                                         .num_heads = config->num_heads,
                                          .head_dim_k = config->head_dim,
                                          .dtype = (kvleaf_dtype)set->kv_dtype};
         if (kvleaf_pool_create(r->device, &pool, &r->pools[r->num_pools]) != KVLEAF_OK)

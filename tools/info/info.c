@@ -16,7 +16,8 @@ static kvleaf_layout resolve_layout(const cli *program, const kvleaf_device *dev
         return KVLEAF_LAYOUT_STRIDED;
     }
     if (layout == KVLEAF_LAYOUT_AUTO)
-        return kvl_layout_best(device, (kvleaf_dtype)shape->kv_dtype, shape->block_size, shape->head_dim);
+        return kvl_layout_best(device, (kvleaf_dtype)shape->kv_dtype, shape->block_size, shape->head_dim,
+                               shape->heads / shape->kv_heads);
     const char *refuses =
         layout == KVLEAF_LAYOUT_STRIDED ? NULL : kvl_layout_refuses((kvleaf_layout)layout, shape->block_size);
     if (refuses)
