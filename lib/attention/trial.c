@@ -344,7 +344,7 @@ static kvleaf_status attend_again(trial *t, const kvl_view *view, kvl_chain *cha
     return status;
 }
 
-/* Then the outputs are in host memory. */
+/* Both; then the outputs are in host memory. */
 static kvleaf_status launch(trial *t)
 {
     kvl_chain chain;

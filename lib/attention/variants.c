@@ -108,13 +108,15 @@ static const char *needs_hopper(const kvleaf_caps *caps, const kvl_geometry *geo
 /* Prefill with three times 64 rows a work-group, for whose outputs there are registers up to this head_dim, */
 static const char *needs_hopper_small(const kvleaf_caps *caps, const kvl_geometry *geometry)
 {
-    return geometry->head_dim > 128 ? "serves head_dim up to 128" : needs_hopper(caps, geometry);
+    const char *why = needs_hopper(caps, geometry);
+    return !why && geometry->head_dim > 128 ? "for head_dim up to 128" : why;
 }
 
 /* and with two times. */
 static const char *needs_hopper_large(const kvleaf_caps *caps, const kvl_geometry *geometry)
 {
-    return geometry->head_dim > 128 ? needs_hopper(caps, geometry) : "serves head_dim above 128";
+    const char *why = needs_hopper(caps, geometry);
+    return !why && geometry->head_dim <= 128 ? "for head_dim above 128" : why;
 }
 
 /* By documented instructions. */

@@ -27,8 +27,8 @@ void kvl_pool_retain(kvleaf_pool *pool);
 void kvl_pool_release(kvleaf_pool *pool);
 kvleaf_device *kvl_pool_device(const kvleaf_pool *pool);
 
-/* The device's best layout for a geometry with `group` query heads a KV head: what AUTO becomes. `device` may be NULL.
- */
+/* What AUTO becomes: the device's best layout for a geometry with `group` query heads a KV head (0: few). `device` may
+ * be NULL. */
 kvleaf_layout kvl_layout_best(const kvleaf_device *device, kvleaf_dtype dtype, int32_t block_size, int32_t head_dim,
                               int32_t group);
 
