@@ -76,6 +76,8 @@ static void print_json(const bench_rig *rig, const bench_config *config, const b
     cJSON_AddNumberToObject(row, "median_us", result->median_us);
     cJSON_AddNumberToObject(row, "best_us", result->best_us);
     cJSON_AddNumberToObject(row, "runs", result->runs);
+    if (config->rest_ms)
+        cJSON_AddNumberToObject(row, "rest_ms", config->rest_ms);
     if (config->in_order)
         cJSON_AddBoolToObject(row, "in_order", true);
     if (config->shared_prefix) {
@@ -255,6 +257,8 @@ int main(int argc, char **argv)
         {"layout", "NAME", "of the blocks", CLI_CHOICE, &config.layout, 0, 0, layout_names},
         {"seed", "N", "of the order of the blocks", CLI_SEED, &config.seed, 0, 0, NULL},
         {"runs", "N", "timed runs; 0 = 50, fewer where one takes long", CLI_INT, &config.runs, 0, 1000, NULL},
+        {"rest", "MS", "decode, prefill, append: idle time before each run, for devices at their power limit", CLI_INT,
+         &config.rest_ms, 0, 10000, NULL},
         {"requests", "N", "serving: of the stream; 0 = 40 on a CPU, 1000 on a GPU", CLI_INT, &serving.requests, 0,
          1000000, NULL},
         {"max-length", "N", "serving: tokens a request may have, and what is reserved", CLI_INT, &serving.max_length, 2,

@@ -32,7 +32,8 @@ typedef struct bench_config {
     cli_shape shape;
     int layout; /* kvleaf_layout */
     uint64_t seed;
-    int runs; /* 0 = by the time one takes */
+    int runs;    /* 0 = by the time one takes */
+    int rest_ms; /* before each run */
 } bench_config;
 
 /* What every measurement runs on. */

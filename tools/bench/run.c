@@ -1,11 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* One configuration: its buffers, its check against the reference, its time. */
+#define _POSIX_C_SOURCE 200809L
 #include "bench/bench.h"
 
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 
 #include "reference.h"
 
@@ -399,6 +401,13 @@ static double time_launches(const workload *work, int count, int *set)
     return (bench_seconds() - start) / count;
 }
 
+/* Nothing runs on the device for so long. */
+static void rest(int ms)
+{
+    const struct timespec time = {.tv_sec = ms / 1000, .tv_nsec = ms % 1000 * 1000000L};
+    nanosleep(&time, NULL);
+}
+
 static int compare_doubles(const void *a, const void *b)
 {
     double x = *(const double *)a, y = *(const double *)b;
@@ -419,6 +428,7 @@ static int time_runs(const workload *work, bench_result *result)
         runs = once * count * USUAL_RUNS <= longest ? USUAL_RUNS : (int)(longest / (once * count));
     runs = runs > MAX_RUNS ? MAX_RUNS : work->config->runs == 0 && runs < LEAST_RUNS ? LEAST_RUNS : runs;
     for (int i = 0; i < runs; i++) {
+        rest(work->config->rest_ms);
         times[i] = time_launches(work, count, &set);
         if (times[i] < 0)
             return cli_fail(work->rig->program, "a launch");

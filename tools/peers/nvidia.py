@@ -11,6 +11,7 @@ import argparse
 import json
 import statistics
 import sys
+import time
 
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
@@ -36,7 +37,7 @@ def graph_of(launch, sets):
     return graph
 
 
-def time_runs(launch, sets, runs):
+def time_runs(launch, sets, runs, rest):
     """Microseconds a launch, of each run."""
     graph = graph_of(launch, sets)
     start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
@@ -51,7 +52,11 @@ def time_runs(launch, sets, runs):
 
     run(2)
     replays = max(1, int(SHORTEST / run(3)) + 1)
-    return sorted(run(replays) / sets * 1e6 for _ in range(runs))
+    times = []
+    for _ in range(runs):
+        time.sleep(rest * 1e-3)
+        times.append(run(replays) / sets * 1e6)
+    return sorted(times)
 
 
 def random(*shape, scale=1.0):
@@ -171,7 +176,7 @@ def run(arguments, bench, batch, context, q_len):
             continue
         work = Work(bench, batch, context, q_len)
         try:
-            times = time_runs(prepare(work), work.sets, arguments.runs)
+            times = time_runs(prepare(work), work.sets, arguments.runs, arguments.rest)
         except Exception as error:  # a peer that fails must not hide the others
             print(f"{name}, {bench} {batch} x {context}: {str(error).splitlines()[0]}", file=sys.stderr)
             continue
@@ -187,6 +192,7 @@ def main():
     parser.add_argument("bench", choices=["decode", "prefill"])
     parser.add_argument("--peer", default="", help="only peers whose name has this in it")
     parser.add_argument("--runs", type=int, default=50, help="timed runs (50)")
+    parser.add_argument("--rest", type=int, default=0, metavar="MS", help="idle time before each run (0)")
     arguments = parser.parse_args()
     for batch, context, *q_len in DECODE if arguments.bench == "decode" else PREFILL:
         run(arguments, arguments.bench, batch, context, q_len[0] if q_len else 1)

@@ -32,7 +32,7 @@ def shape_of(row):
 def measure_kvleaf(options, shape):
     batch, context, q_len = shape
     command = [options.kvleaf_bench, options.bench, "--device", options.device, "--batch", batch, "--context", context,
-               "--runs", options.runs, "--json"]
+               "--runs", options.runs, "--rest", options.rest, "--json"]
     if options.bench == "prefill":
         command += ["--q-len", q_len]
     return rows_of(command)
@@ -72,9 +72,11 @@ def main():
     parser.add_argument("--kvleaf-bench", default="build/tools/kvleaf-bench", metavar="PATH", help="the program")
     parser.add_argument("--device", default="NVIDIA", metavar="SUBSTRING", help="of platform or device name (NVIDIA)")
     parser.add_argument("--runs", type=int, default=50, metavar="N", help="timed runs (50)")
+    parser.add_argument("--rest", type=int, default=0, metavar="MS", help="idle time before each run (0)")
     parser.add_argument("--json", action="store_true", help="every row as a line, no table")
     options = parser.parse_args()
-    peers = rows_of([sys.executable, HERE / "nvidia.py", options.bench, "--runs", options.runs])
+    peers = rows_of([sys.executable, HERE / "nvidia.py", options.bench, "--runs", options.runs, "--rest",
+                     options.rest])
     table = {}
     for row in peers:
         table.setdefault(shape_of(row), {})[row["peer"]] = row
