@@ -44,13 +44,14 @@
 #define ENTRY_MASK 4        /* 0 causal (bottom-right aligned), 1 none */
 #define ENTRY_WINDOW 5      /* with a window: tokens a row sees, its own included (on each side with mask none) */
 
-/* A tile of the prefill family: tile_queries query rows from ITEM_QUERY of the entry (fewer at its end) times
- * tile_heads query heads of one KV head (fewer at the group's end). */
-#define ITEM_INTS 4
+/* A tile of the prefill family: ITEM_QUERIES query rows from ITEM_QUERY of the entry times tile_heads query heads of
+ * one KV head (fewer at the group's end). */
+#define ITEM_INTS 5
 #define ITEM_ENTRY 0
 #define ITEM_QUERY 1
 #define ITEM_KV_HEAD 2
 #define ITEM_HEAD 3         /* first head within the group */
+#define ITEM_QUERIES 4
 
 /* A sequence of gather. */
 #define GATHER_INTS 4

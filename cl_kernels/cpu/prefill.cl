@@ -3,7 +3,7 @@
 /* Prefill for CPUs with wide vectors: one work-item a work-group, as many as compute units, taking claims (runs of
  * items) from a counter.
  *
- * An item is tile_queries x tile_heads query rows of one KV head. Its rows, scores and accumulators stay in the
+ * An item is some queries times tile_heads heads of one KV head. Its rows, scores and accumulators stay in the
  * second level cache; keys come in tiles of 256 tokens at fixed absolute positions. Both products run in register
  * tiles of six rows by four vectors: 24 accumulators, four vectors of K or V and a broadcast row element among 32
  * registers, so that ten loads feed 24 multiply-adds. Where a vector takes two registers or more, the tiles are one
@@ -79,10 +79,10 @@ inline tile find_tile(__global const int *meta, int4 work, int4 work2, int index
     __global const int *entry = meta + work.s0 + item[ITEM_ENTRY] * ENTRY_INTS;
     int query = item[ITEM_QUERY];
     found.q_token = entry[ENTRY_Q_START] + query;
-    found.queries = min(work2.s2, entry[ENTRY_Q_LEN] - query);
+    found.queries = item[ITEM_QUERIES];
     found.kv_head = item[ITEM_KV_HEAD];
     found.head = item[ITEM_HEAD];
-    found.heads = min(work2.s3, GROUP - found.head);
+    found.heads = min(work2.s2, GROUP - found.head);
     found.rows = found.queries * found.heads;
     found.groups = (found.rows + ROWS - 1) / ROWS;
     found.table = entry[ENTRY_TABLE];

@@ -144,6 +144,7 @@ inline void start_stream(stream *s, const start *from, const consumer *c)
     for (int i = 0; i < STAGES; i++)
         copy_item(s, i, c->ring, c->barriers);
     EVERYBODY_BARRIER;
+    want_task(s, true, c->base, c->warp, c->lane);
     if (STAGES == ITEMS)
         next_split(s, c->kv, c->all, c->base, c->warp, c->lane);
 }

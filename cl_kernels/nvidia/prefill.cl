@@ -37,7 +37,7 @@ kvl_prefill(__global const Q_ELEM *q, long4 q_view, __global const KV_ELEM *k, l
         if (warp == 0)
             load_keys_and_values(base, table, (ulong)k, k_view, (ulong)v, v_view);
         else if (warp <= WARPGROUPS)
-            load_queries(base, &from, meta, work, work2.s2, counter);
+            load_queries(base, &from, meta, work, counter);
     } else {
         asm volatile("//KVL setmaxnreg.inc.sync.aligned.u32 " COMPUTING_REGISTERS ";");
         const outputs to = make_outputs(out, out_view, lse, lse_view, scale_log2);

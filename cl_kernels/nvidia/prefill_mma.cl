@@ -87,7 +87,7 @@ kvl_prefill(__global const Q_ELEM *q, long4 q_view, __global const KV_ELEM *k, l
     __local uchar memory[LOCAL_BYTES] __attribute__((aligned(1024)));
     uint base = local_address(memory), thread = (uint)get_local_id(0), lane = thread & 31u;
     uint warp = warp_broadcast(thread >> 5, 0), first_row = warp * 16 * TILES + (lane >> 2);
-    const tile t = tile_of(meta, work, QUERIES, (uint)get_group_id(0));
+    const tile t = tile_of(meta, work, (uint)get_group_id(0));
     int first = tile_first_block(&t), last = tile_last_block(&t), ids[COPIES];
     uint rows[TILES][4 * STEPS * QUERY_PARTS], held[TILES][4 * HELD * QUERY_PARTS];
     float o[TILES][OUTPUTS], x[TILES][SCORES];

@@ -339,8 +339,8 @@ inline void store_output(float8 (*sums)[DIM_QUADS][4], __local float4 *stage, __
 }
 
 /* The tile of an item, from the sequence's entry. */
-inline row_tile make_tile(__global const int *entry, __global const int *item, int tile_queries, int num_blocks,
-                          int group, int block_size, int head_dim)
+inline row_tile make_tile(__global const int *entry, __global const int *item, int num_blocks, int group,
+                          int block_size, int head_dim)
 {
     row_tile t;
     t.kv_len = entry[ENTRY_KV_LEN];
@@ -350,24 +350,22 @@ inline row_tile make_tile(__global const int *entry, __global const int *item, i
     t.first_head = t.kv_head * group + item[ITEM_HEAD];
     t.block_size = block_size;
     t.head_dim = head_dim;
-    int queries = min(tile_queries, entry[ENTRY_Q_LEN] - item[ITEM_QUERY]);
     int position = item[ITEM_QUERY] + t.kv_len - entry[ENTRY_Q_LEN];
     t.first_first = find_first(entry, position);
     t.first_last = find_last(entry, position);
-    t.final_first = find_first(entry, position + queries - 1);
-    t.final_last = find_last(entry, position + queries - 1);
+    t.final_first = find_first(entry, position + item[ITEM_QUERIES] - 1);
+    t.final_last = find_last(entry, position + item[ITEM_QUERIES] - 1);
     return t;
 }
 
 /* Offsets of the tile's rows in q or out, -1 where it has none: row r is query r / tile_heads of the tile and head
  * r % tile_heads of it. */
 inline void place_rows(__local long *starts, long4 view, __global const int *entry, __global const int *item,
-                       int tile_queries, int tile_heads, int group, int first_head)
+                       int tile_heads, int group, int first_head)
 {
     for (int row = (int)get_local_id(0); row < TILE_ROWS; row += WORK_GROUP) {
         int query = row / tile_heads, head = row % tile_heads;
-        bool there = query < tile_queries && item[ITEM_QUERY] + query < entry[ENTRY_Q_LEN] &&
-                     item[ITEM_HEAD] + head < group;
+        bool there = query < item[ITEM_QUERIES] && item[ITEM_HEAD] + head < group;
         long token = (long)entry[ENTRY_Q_START] + item[ITEM_QUERY] + query;
         starts[row] = there ? view.s0 + token * view.s1 + (first_head + head) * view.s2 : -1;
     }
@@ -407,9 +405,9 @@ kvl_prefill(__global const Q_ELEM *q, long4 q_view, __global const KV_ELEM *k, l
 
     __global const int *item = meta + work.s1 + (int)get_group_id(0) * ITEM_INTS;
     __global const int *entry = meta + work.s0 + item[ITEM_ENTRY] * ENTRY_INTS;
-    int group = SHAPE_GROUP(shape), tile_queries = work2.s2, tile_heads = work2.s3;
-    row_tile t = make_tile(entry, item, tile_queries, work.s3, group, SHAPE_BLOCK_SIZE(shape), SHAPE_HEAD_DIM(shape));
-    place_rows(row_starts, q_view, entry, item, tile_queries, tile_heads, group, t.first_head);
+    int group = SHAPE_GROUP(shape), tile_heads = work2.s2;
+    row_tile t = make_tile(entry, item, work.s3, group, SHAPE_BLOCK_SIZE(shape), SHAPE_HEAD_DIM(shape));
+    place_rows(row_starts, q_view, entry, item, tile_heads, group, t.first_head);
     int position = item[ITEM_QUERY] + t.kv_len - entry[ENTRY_Q_LEN];
     for (int row = (int)get_local_id(0); row < TILE_ROWS; row += WORK_GROUP) {
         row_first[row] = find_first(entry, position + row / tile_heads);
@@ -456,6 +454,6 @@ kvl_prefill(__global const Q_ELEM *q, long4 q_view, __global const KV_ELEM *k, l
                 natural_lse(row_m[row], row_l[row]);
     }
     barrier(CLK_LOCAL_MEM_FENCE);
-    place_rows(row_starts, out_view, entry, item, tile_queries, tile_heads, group, t.first_head);
+    place_rows(row_starts, out_view, entry, item, tile_heads, group, t.first_head);
     store_output(sums, (__local float4 *)shared, row_starts, row_l, out, t.head_dim);
 }

@@ -200,7 +200,7 @@ static kvleaf_status run_prefill(kvl_engine *engine, const attend_call *call, kv
     const kvl_chosen *chosen = &engine->chosen[KVL_PREFILL];
     size_t group = (size_t)chosen->work_group;
     cl_int4 work = {{now->entries_at, now->items_at, now->num_items, now->num_blocks}};
-    cl_int4 work2 = {{now->claims_at, now->num_claims, now->tile_queries, engine->tile_heads}};
+    cl_int4 work2 = {{now->claims_at, now->num_claims, engine->tile_heads, 0}};
     const kvl_arg args[] = {BOUND_ARGS(call->q),
                             KVL_ARG(call->view->k),
                             KVL_ARG_KEPT(call->view->k_view),

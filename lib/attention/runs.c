@@ -106,29 +106,13 @@ static int64_t split_time(int64_t at_work, int64_t units)
  * those that have as many. */
 static int64_t queue_time(const run_pieces *pieces, const run_terms *terms)
 {
-    enum { SPREAD = 2 * KVL_LONGEST_RUN };
-    int64_t having[SPREAD] = {0}; /* units by their splits beyond `alike`, modulo SPREAD: the least have `least` */
-    int64_t alike = 0, least = 0, all = pieces->all * terms->heads, units = terms->units;
+    int64_t all = pieces->all * terms->heads, units = terms->units;
     if (are_even(pieces)) /* no more are started than have as many as the others */
         units = all ? kvl_ceil_div(all, kvl_ceil_div(all, units)) : units;
-    having[0] = units;
-    for (int32_t length = KVL_LONGEST_RUN; length > 0; length--) {
-        int64_t left = pieces->num[length] * terms->heads;
-        int64_t rounds = larger(left / units - KVL_LONGEST_RUN / length, 0); /* more than it takes to even them out */
-        alike += rounds * length;
-        for (left -= rounds * units; left > 0;) {
-            int64_t *first = &having[least % SPREAD], taken = left < *first ? left : *first;
-            *first -= taken;
-            having[(least + length) % SPREAD] += taken;
-            left -= taken;
-            least += *first == 0;
-        }
-    }
-    int64_t time = (alike + least) * split_time(units, terms->units);
-    for (units -= having[least % SPREAD]; units > 0; units -= having[least % SPREAD]) {
+    const kvl_loads loads = kvl_queue_share(pieces->num, KVL_LONGEST_RUN, terms->heads, units);
+    int64_t time = (loads.alike + loads.least) * split_time(units, terms->units), done = loads.least;
+    while ((units -= loads.having[done++ % KVL_QUEUE_PLACES]) > 0)
         time += split_time(units, terms->units);
-        least++;
-    }
     return time;
 }
 

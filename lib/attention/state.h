@@ -2,12 +2,16 @@
 #ifndef KVL_ATTENTION_STATE_H
 #define KVL_ATTENTION_STATE_H
 
-/* The engine's insides, shared by engine.c, schedule.c, rows.c, runs.c, tiles.c, fuse.c, tensors.c and launch.c. */
+/* The engine's insides, shared by engine.c, schedule.c, rows.c, runs.c, tiles.c, queue.c, fuse.c, tensors.c and
+ * launch.c. */
 
 #include "attention/engine.h"
 
 /* A run is a power of two of splits. */
 enum { KVL_RUN_LEVELS = 5, KVL_LONGEST_RUN = 1 << (KVL_RUN_LEVELS - 1) };
+
+/* Pieces of work in a queue are up to so long. */
+enum { KVL_QUEUE_LONGEST = 64, KVL_QUEUE_PLACES = 2 * KVL_QUEUE_LONGEST };
 
 /* Where the submitted step's sections lie in the plan's int array, and how long they are. */
 typedef struct kvl_schedule {
@@ -16,7 +20,6 @@ typedef struct kvl_schedule {
     kvl_counts counts;
     int32_t num_rows, num_splits, num_entries, num_items, num_claims, num_seqs, num_resolve;
     int32_t total_q, total_k, num_blocks;
-    int32_t tile_queries;                   /* of a prefill item */
     int32_t first_run[KVL_LONGEST_RUN + 1]; /* of those of each length, the longest first */
     bool even_runs;                         /* all are of one length */
     int32_t first_row[6]; /* of the decode family, as plan.h has it; a step of one row brings it as an argument */
@@ -136,6 +139,17 @@ void kvl_runs_order(kvl_engine *engine, int32_t num_rows);
 void kvl_runs_choose(const kvl_engine *engine, kvl_schedule *at);
 /* Writes the runs; their rows are written already. */
 void kvl_runs_write(const kvl_engine *engine, int32_t *meta, const kvl_schedule *at);
+
+/* Units by what they have to do: having[(least + i) % KVL_QUEUE_PLACES] of them have alike + least + i. */
+typedef struct kvl_loads {
+    int64_t alike, least, having[KVL_QUEUE_PLACES];
+} kvl_loads;
+
+/* What units have that took pieces from a queue, the longest first: `times` times pieces[length] of each length up to
+ * `longest`. */
+kvl_loads kvl_queue_share(const int32_t *pieces, int32_t longest, int64_t times, int64_t units);
+/* The most that one has. */
+int64_t kvl_queue_last(const kvl_loads *loads);
 
 /* Items that a step may have. */
 int64_t kvl_tiles_most(const kvl_engine *engine);

@@ -12,11 +12,12 @@
 #define WHOLE_DENOMINATOR 4
 /* Tiles that weigh at least this percentage of the heaviest go out together, then those of the rest that do, and so on:
  * nearly as well balanced as tile by tile. */
-#define BAND        65
-#define BANDS       16
-#define MANY        8   /* of the heaviest tiles: with as much for each compute unit it does not matter which is last */
-#define COST_KEYS   128 /* that the costs of a variant are for */
-#define COST_LEVELS 16
+#define BAND      80
+#define BANDS     16
+#define MANY      8   /* of the heaviest tiles: with as much for each compute unit it does not matter which is last */
+#define COST_KEYS 128 /* that the costs of a variant are for */
+#define LOW_PARTS 8   /* of an entry's queries, so many of which may be in lower tiles */
+#define LOW_GAIN  32  /* what they must save, since they read more: one part of so many */
 
 static int32_t group(const kvl_engine *engine)
 {
@@ -48,94 +49,124 @@ int64_t kvl_tiles_most(const kvl_engine *engine)
     return items_of(engine, kvl_ceil_div(params->max_tokens, part_queries(engine)) + params->max_seqs);
 }
 
-/* Keys that the query of an entry sees which lies behind `end` - 1 others. */
-static int64_t keys_seen(const int32_t *entry, int64_t end)
+/* How a step's queries are cut: low_parts of LOW_PARTS of each entry's, the first ones, into tiles of `low`, the rest
+ * into tiles of `high`. */
+typedef struct cut {
+    int32_t high, low, low_parts;
+} cut;
+
+/* The same of one entry: its first tiles are low. */
+typedef struct tiling {
+    int32_t high, low, num_low, num;
+} tiling;
+
+static tiling cut_entry(const cut *how, const int32_t *entry)
 {
-    int64_t window = entry[ENTRY_WINDOW];
-    int64_t keys = entry[ENTRY_MASK] ? entry[ENTRY_KV_LEN] : entry[ENTRY_KV_LEN] - entry[ENTRY_Q_LEN] + end;
-    return window && keys > window ? window : keys;
+    int64_t q_len = entry[ENTRY_Q_LEN];
+    tiling tiles = {.high = how->high, .low = how->low};
+    tiles.num_low = (int32_t)kvl_ceil_div(q_len * how->low_parts, (int64_t)LOW_PARTS * how->low);
+    int64_t rest = q_len - (int64_t)tiles.num_low * how->low;
+    tiles.num = tiles.num_low + (rest > 0 ? (int32_t)kvl_ceil_div(rest, how->high) : 0);
+    return tiles;
 }
 
-/* How long a tile of `parts` parts takes about, in what the variant's costs are in; without costs, its keys. */
-static int64_t weight(const kvl_engine *engine, int64_t keys, int64_t parts)
+/* The queries of tile `index` of an entry. */
+typedef struct span {
+    int32_t first, num;
+} span;
+
+static span span_of(const tiling *tiles, const int32_t *entry, int32_t index)
+{
+    int32_t low = index < tiles->num_low ? index : tiles->num_low,
+            most = index < tiles->num_low ? tiles->low : tiles->high;
+    int32_t first = low * tiles->low + (index - low) * tiles->high, left = entry[ENTRY_Q_LEN] - first;
+    return (span){first, left < most ? left : most};
+}
+
+/* Keys that any query of a tile sees. */
+static int64_t keys_seen(const int32_t *entry, span queries)
+{
+    int64_t keys = entry[ENTRY_KV_LEN], window = entry[ENTRY_WINDOW];
+    int64_t position = keys - entry[ENTRY_Q_LEN] + queries.first, first = window ? position - window + 1 : 0;
+    int64_t end = position + queries.num;
+    if (entry[ENTRY_MASK])
+        end = window ? end + window - 1 : keys;
+    end = end < keys ? end : keys;
+    first = first > 0 ? first : 0;
+    return end > first ? end - first : 0;
+}
+
+/* How long a tile takes about, in what the variant's costs are in; without costs, its keys. */
+static int64_t weigh(const kvl_engine *engine, const int32_t *entry, span queries)
 {
     const int32_t *costs = engine->chosen[KVL_PREFILL].variant->tile_costs;
-    keys = keys > 0 ? keys : 0;
-    return costs ? costs[0] + keys * costs[parts] / COST_KEYS : keys;
+    int64_t keys = keys_seen(entry, queries);
+    return costs ? costs[0] + keys * costs[kvl_ceil_div(queries.num, part_queries(engine))] / COST_KEYS : keys;
 }
 
-/* The same of the tile of an entry that begins with query `first`, where tiles have `queries`. */
-static int64_t weigh_tile(const kvl_engine *engine, const int32_t *entry, int64_t first, int64_t queries)
-{
-    int64_t left = entry[ENTRY_Q_LEN] - first, used = left < queries ? left : queries;
-    return weight(engine, keys_seen(entry, first + used), kvl_ceil_div(used, part_queries(engine)));
-}
-
-/* What no tile of an entry weighs more than. */
-static int64_t most_weight(const kvl_engine *engine, const int32_t *entry, int64_t queries)
-{
-    return weight(engine, keys_seen(entry, entry[ENTRY_Q_LEN]), kvl_ceil_div(queries, part_queries(engine)));
-}
-
-/* How a step's tiles weigh. */
+/* Some entries' tiles of a KV head and head range: what the heaviest weighs, and all. */
 typedef struct weights {
-    int64_t most, total;            /* of one; of those of a KV head and head range */
-    int64_t tiles[COST_LEVELS + 1]; /* by their share of the most */
+    int64_t most, total;
 } weights;
 
-static weights weigh_tiles(const kvl_engine *engine, const int32_t *entries, int32_t num_entries, int64_t queries)
+static weights weigh_tiles(const kvl_engine *engine, const int32_t *entries, const int32_t *order, int32_t num_entries,
+                           const cut *how)
 {
-    weights all = {.most = 1};
+    weights all = {0};
     for (int32_t i = 0; i < num_entries; i++) {
-        int64_t one = most_weight(engine, entries + i * ENTRY_INTS, queries);
-        all.most = one > all.most ? one : all.most;
-    }
-    for (int32_t i = 0; i < num_entries; i++) {
-        const int32_t *entry = entries + i * ENTRY_INTS;
-        for (int64_t first = 0; first < entry[ENTRY_Q_LEN]; first += queries) {
-            int64_t one = weigh_tile(engine, entry, first, queries);
+        const int32_t *entry = entries + order[i] * ENTRY_INTS;
+        const tiling cuts = cut_entry(how, entry);
+        for (int32_t tile = 0; tile < cuts.num; tile++) {
+            int64_t one = weigh(engine, entry, span_of(&cuts, entry, tile));
+            all.most = one > all.most ? one : all.most;
             all.total += one;
-            all.tiles[one * COST_LEVELS / all.most]++;
         }
     }
     return all;
 }
 
-/* What the compute units have to do on average. */
-static int64_t average(const kvl_engine *engine, const weights *all)
+/* When the compute units are done that take a step's tiles, the heaviest first. Weights are rounded to parts of the
+ * heaviest for it, but not their sum. */
+static int64_t time_of(const kvl_engine *engine, const int32_t *entries, int32_t num_entries, const cut *how)
 {
-    return kvl_ceil_div(items_of(engine, all->total), engine->device->caps.compute_units);
-}
-
-/* What a step takes about: the compute units' average, or their share of the tiles of some weight or more, one of which
- * they can't have less than whole. */
-static int64_t cost(const kvl_engine *engine, const weights *all)
-{
-    int64_t busiest = average(engine, all), above = 0;
-    for (int level = COST_LEVELS; level > 0; level--) {
-        above += all->tiles[level];
-        int64_t share = kvl_ceil_div(items_of(engine, above), engine->device->caps.compute_units);
-        int64_t time = share * (all->most * level / COST_LEVELS);
-        busiest = time > busiest ? time : busiest;
-    }
-    return busiest;
-}
-
-/* How many queries the step's tiles have: the most, or fewer where that makes the compute units finish sooner. */
-static weights choose_queries(const kvl_engine *engine, const int32_t *entries, kvl_schedule *at)
-{
-    weights chosen = {0};
-    int64_t least = INT64_MAX;
-    for (int32_t queries = engine->tile_queries; queries > 0; queries -= part_queries(engine)) {
-        const weights now = weigh_tiles(engine, entries, at->num_entries, queries);
-        int64_t time = cost(engine, &now);
-        if (time < least) {
-            least = time;
-            chosen = now;
-            at->tile_queries = queries;
+    const weights all = weigh_tiles(engine, entries, engine->order, num_entries, how);
+    int32_t tiles[KVL_QUEUE_LONGEST + 1] = {0};
+    int64_t rounded = 0;
+    for (int32_t i = 0; i < num_entries; i++) {
+        const int32_t *entry = entries + i * ENTRY_INTS;
+        const tiling cuts = cut_entry(how, entry);
+        for (int32_t tile = 0; tile < cuts.num; tile++) {
+            int64_t weighs = weigh(engine, entry, span_of(&cuts, entry, tile)) * KVL_QUEUE_LONGEST + all.most / 2;
+            int64_t level = weighs < all.most ? 1 : weighs / all.most;
+            tiles[level]++;
+            rounded += level;
         }
     }
-    return chosen;
+    const kvl_loads loads =
+        kvl_queue_share(tiles, KVL_QUEUE_LONGEST, items_of(engine, 1), engine->device->caps.compute_units);
+    return kvl_queue_last(&loads) * all.total / rounded;
+}
+
+/* The cut by which the compute units are done first: full tiles, or lower ones, or full and the next lower ones. */
+static cut choose_cut(const kvl_engine *engine, const int32_t *entries, int32_t num_entries)
+{
+    int32_t high = engine->tile_queries, part = part_queries(engine);
+    const cut full = {high, high, 0};
+    if (part == high)
+        return full;
+    int64_t time_full = time_of(engine, entries, num_entries, &full), least = INT64_MAX;
+    cut best = full;
+    for (int32_t low = part; low < high; low += part) {
+        for (int32_t parts = low + part == high ? 1 : LOW_PARTS; parts <= LOW_PARTS; parts++) {
+            const cut now = {parts == LOW_PARTS ? low : high, low, parts};
+            int64_t time = time_of(engine, entries, num_entries, &now);
+            if (time < least) {
+                least = time;
+                best = now;
+            }
+        }
+    }
+    return time_full - least > time_full / LOW_GAIN ? best : full;
 }
 
 /* Keys times queries that an entry has to cover, roughly: what the order goes by. */
@@ -161,12 +192,13 @@ static void sort_by_work(const int32_t *entries, int32_t count, int32_t *order)
     }
 }
 
-static void put_item(int32_t *item, int32_t entry, int32_t query, int32_t kv_head, int32_t head)
+static void put_item(int32_t *item, int32_t entry, span queries, int32_t kv_head, int32_t head)
 {
     item[ITEM_ENTRY] = entry;
-    item[ITEM_QUERY] = query;
+    item[ITEM_QUERY] = queries.first;
     item[ITEM_KV_HEAD] = kv_head;
     item[ITEM_HEAD] = head;
+    item[ITEM_QUERIES] = queries.num;
 }
 
 /* The least weight of each band; a persistent kernel's tiles are all one, since one claim may take those of a head. */
@@ -177,69 +209,77 @@ static void make_bands(const kvl_engine *engine, int64_t most, int64_t *least)
     least[engine->chosen[KVL_PREFILL].variant->persistent ? 0 : BANDS - 1] = 0;
 }
 
-static int band_of(const int64_t *least, int64_t weight)
+/* The band that a tile belongs to. One that is lower than it might be fills up what others leave, a band later. */
+static int band_of(const kvl_engine *engine, const int32_t *entry, span queries, const int64_t *least)
 {
+    int64_t weighs = weigh(engine, entry, queries);
     int band = 0;
-    while (weight < least[band])
+    while (weighs < least[band])
         band++;
-    return band;
+    bool later = queries.num < engine->tile_queries && queries.first + queries.num < entry[ENTRY_Q_LEN];
+    return later && least[band] > 0 ? band + 1 : band;
 }
 
-/* The tiles of some entries, none of which weighs more than `most`: the heaviest first, in bands of about equal weight,
- * and within a band those of an entry and a KV head together. Returns how many items they are. */
+/* Adds an entry's tiles to the bands they belong to. */
+static void count_bands(const kvl_engine *engine, const int32_t *entry, const cut *how, const int64_t *least,
+                        int32_t *tiles)
+{
+    const tiling cuts = cut_entry(how, entry);
+    for (int32_t tile = 0; tile < cuts.num; tile++)
+        tiles[band_of(engine, entry, span_of(&cuts, entry, tile), least)]++;
+}
+
+/* The tiles of an entry, the last first: each band's from where `next` says, KV head for KV head. */
+static void write_entry(const kvl_engine *engine, const int32_t *entry, int32_t index, const cut *how,
+                        const int64_t *least, int32_t *next, int32_t *items)
+{
+    const tiling cuts = cut_entry(how, entry);
+    int32_t heads = engine->params.geometry.num_kv_heads, chunks = head_chunks(engine);
+    int32_t tiles[BANDS] = {0}, before[BANDS] = {0};
+    count_bands(engine, entry, how, least, tiles);
+    for (int32_t tile = cuts.num - 1; tile >= 0; tile--) {
+        const span queries = span_of(&cuts, entry, tile);
+        int band = band_of(engine, entry, queries, least);
+        for (int32_t kv_head = 0; kv_head < heads; kv_head++) {
+            int32_t at = next[band] + (kv_head * tiles[band] + before[band]) * chunks;
+            for (int32_t chunk = 0; chunk < chunks; chunk++)
+                put_item(items + (ptrdiff_t)ITEM_INTS * (at + chunk), index, queries, kv_head,
+                         chunk * engine->tile_heads);
+        }
+        before[band]++;
+    }
+    for (int band = 0; band < BANDS; band++)
+        next[band] += tiles[band] * heads * chunks;
+}
+
+/* The tiles of some entries: the heaviest first, in bands of about equal weight, and within a band those of an entry
+ * and a KV head together. Returns how many items they are. */
 static int32_t write_tiles(const kvl_engine *engine, const int32_t *entries, const int32_t *order, int32_t num_entries,
-                           int32_t queries, int64_t most, int32_t *items)
+                           const cut *how, int32_t *items)
 {
     int64_t least[BANDS];
     int32_t next[BANDS] = {0}, number = 0;
-    make_bands(engine, most, least);
-    for (int32_t i = 0; i < num_entries; i++) {
-        const int32_t *entry = entries + order[i] * ENTRY_INTS;
-        for (int32_t first = 0; first < entry[ENTRY_Q_LEN]; first += queries)
-            next[band_of(least, weigh_tile(engine, entry, first, queries))] += (int32_t)items_of(engine, 1);
-    }
-    for (int32_t band = 0; band < BANDS; band++) {
+    make_bands(engine, weigh_tiles(engine, entries, order, num_entries, how).most, least);
+    for (int32_t i = 0; i < num_entries; i++)
+        count_bands(engine, entries + order[i] * ENTRY_INTS, how, least, next);
+    for (int band = 0; band < BANDS; band++) {
         int32_t before = number;
-        number += next[band];
+        number += (int32_t)items_of(engine, next[band]);
         next[band] = before;
     }
-    for (int32_t i = 0; i < num_entries; i++) {
-        const int32_t *entry = entries + order[i] * ENTRY_INTS, last = (entry[ENTRY_Q_LEN] - 1) / queries * queries;
-        for (int32_t kv_head = 0; kv_head < engine->params.geometry.num_kv_heads; kv_head++)
-            for (int32_t first = last; first >= 0; first -= queries) {
-                int32_t *to = &next[band_of(least, weigh_tile(engine, entry, first, queries))];
-                for (int32_t head = 0; head < group(engine); head += engine->tile_heads)
-                    put_item(items + ITEM_INTS * (*to)++, order[i], first, kv_head, head);
-            }
-    }
+    for (int32_t i = 0; i < num_entries; i++)
+        write_entry(engine, entries + order[i] * ENTRY_INTS, order[i], how, least, next, items);
     return number;
 }
 
-/* Where each unit has many, sequence for sequence, whose K and V then stay in cache; else bands of all, so that no
- * heavy tile comes last. */
-static int32_t write_items(const kvl_engine *engine, const int32_t *entries, const kvl_schedule *at, const weights *all,
-                           int32_t *items)
-{
-    int32_t number = 0;
-    if (average(engine, all) < MANY * all->most)
-        return write_tiles(engine, entries, engine->order, at->num_entries, at->tile_queries, all->most, items);
-    for (int32_t i = 0; i < at->num_entries; i++) {
-        int64_t most = most_weight(engine, entries + engine->order[i] * ENTRY_INTS, at->tile_queries);
-        number += write_tiles(engine, entries, engine->order + i, 1, at->tile_queries, most,
-                              items + (ptrdiff_t)ITEM_INTS * number);
-    }
-    return number;
-}
-
-static void write_claims(const kvl_engine *engine, int32_t *meta, kvl_schedule *at)
+static void write_claims(const kvl_engine *engine, const cut *how, int32_t *meta, kvl_schedule *at)
 {
     int32_t heads = engine->params.geometry.num_kv_heads, units = (int32_t)engine->device->caps.compute_units;
     int64_t pairs = (int64_t)at->num_entries * heads;
     int64_t whole = pairs * WHOLE_NUMERATOR / WHOLE_DENOMINATOR / units * units;
     int32_t *claims = meta + at->used, item = 0, num = 0;
     for (int32_t i = 0; i < at->num_entries; i++) {
-        int32_t q_len = meta[at->entries_at + engine->order[i] * ENTRY_INTS + ENTRY_Q_LEN];
-        int32_t tiles = (int32_t)kvl_ceil_div(q_len, at->tile_queries) * head_chunks(engine);
+        int32_t tiles = cut_entry(how, meta + at->entries_at + engine->order[i] * ENTRY_INTS).num * head_chunks(engine);
         for (int32_t head = 0; head < heads; head++, whole--) {
             int32_t stride = whole > 0 ? tiles : 1;
             for (int32_t tile = 0; tile < tiles; tile += stride, item += stride)
@@ -252,14 +292,24 @@ static void write_claims(const kvl_engine *engine, int32_t *meta, kvl_schedule *
     at->used += num + 1;
 }
 
+/* Where each unit has many tiles it does not matter which is last: sequences go out one after the other then, whose K
+ * and V stay in cache. Else tiles are cut so that units end together, and go out in bands of all sequences. */
 void kvl_tiles_write(const kvl_engine *engine, int32_t *meta, kvl_schedule *at)
 {
-    const int32_t *entries = meta + at->entries_at;
-    const weights all = choose_queries(engine, entries, at);
-    sort_by_work(entries, at->num_entries, engine->order);
+    const int32_t *entries = meta + at->entries_at, *order = engine->order;
+    int32_t num_entries = at->num_entries, each = 1, *items = meta + at->used;
+    cut how = {engine->tile_queries, engine->tile_queries, 0};
+    sort_by_work(entries, num_entries, engine->order);
+    const weights full = weigh_tiles(engine, entries, order, num_entries, &how);
+    if (kvl_ceil_div(items_of(engine, full.total), engine->device->caps.compute_units) < MANY * full.most) {
+        how = choose_cut(engine, entries, num_entries);
+        each = num_entries;
+    }
     at->items_at = at->used;
-    at->num_items = write_items(engine, entries, at, &all, meta + at->items_at);
+    at->num_items = 0;
+    for (int32_t i = 0; i < num_entries; i += each)
+        at->num_items += write_tiles(engine, entries, order + i, each, &how, items + ITEM_INTS * at->num_items);
     at->used += ITEM_INTS * at->num_items;
     if (engine->chosen[KVL_PREFILL].variant->persistent)
-        write_claims(engine, meta, at);
+        write_claims(engine, &how, meta, at);
 }
