@@ -144,7 +144,7 @@ static int64_t time_of(const kvl_engine *engine, const int32_t *entries, int32_t
     }
     const kvl_loads loads =
         kvl_queue_share(tiles, KVL_QUEUE_LONGEST, items_of(engine, 1), engine->device->caps.compute_units);
-    return kvl_queue_last(&loads) * all.total / rounded;
+    return rounded ? kvl_queue_last(&loads) * all.total / rounded : 0;
 }
 
 /* The cut by which the compute units are done first: full tiles, or lower ones, or full and the next lower ones. */
