@@ -25,10 +25,10 @@ static kvl_arg table_arg(const kvl_engine *engine)
     return (kvl_arg){sizeof *table, table, table == &engine->meta};
 }
 
-/* The two arguments of a tensor. */
+/* The two arguments of a tensor. NULL where there is none, which no kernel looks at then. */
 #define BUFFER_ARG(bound)                                                                                              \
     {                                                                                                                  \
-        sizeof(bound).memory, &(bound).memory, (bound).own                                                             \
+        sizeof(bound).memory, &(bound).memory, !(bound).memory                                                         \
     }
 #define BOUND_ARGS(bound) BUFFER_ARG(bound), KVL_ARG_KEPT((bound).view)
 
@@ -221,10 +221,10 @@ static kvleaf_status run_prefill(kvl_engine *engine, const attend_call *call, kv
     return launch(engine, &engine->prefill, args, COUNT(args), global, group, chain, true);
 }
 
-/* LSE as a kernel takes it: view.s3 says whether to write; a NULL tensor leaves the counter as a harmless target. */
+/* LSE as a kernel takes it: view.s3 says whether to write. */
 static kvleaf_status bind_lse(const kvl_engine *engine, const kvleaf_tensor *lse, int32_t rows, kvl_bound *out)
 {
-    *out = (kvl_bound){.memory = engine->decode_counter, .own = true};
+    *out = (kvl_bound){.memory = NULL};
     if (!lse)
         return KVLEAF_OK;
     kvl_expect expect = {"lse", rows, engine->params.geometry.num_heads, 1, true};
@@ -257,12 +257,8 @@ static kvleaf_status bind_attend(const kvl_engine *engine, const kvleaf_tensor *
 /* A call that appends nothing. */
 static attend_call make_attend(const kvl_engine *engine, const kvl_view *view, float softmax_scale)
 {
-    const kvl_bound none = {.memory = engine->meta, .own = true};
-    return (attend_call){.view = view,
-                         .shape = shape_of(engine),
-                         .scale_log2 = softmax_scale * LOG2E,
-                         .fresh = {none, none},
-                         .slots = {{-1, -1}}};
+    return (attend_call){
+        .view = view, .shape = shape_of(engine), .scale_log2 = softmax_scale * LOG2E, .slots = {{-1, -1}}};
 }
 
 static kvleaf_status run_attend(kvl_engine *engine, const attend_call *call, kvl_chain *chain)

@@ -163,8 +163,7 @@ bool kvl_fuse_now(kvl_engine *engine);
 
 /* A tensor as a kernel takes it. */
 typedef struct kvl_bound {
-    cl_mem memory;
-    bool own;      /* memory is the engine's, for where the caller gave none */
+    cl_mem memory; /* NULL where the call has none */
     cl_long4 view; /* offset, token stride, head stride, 0; elements */
 } kvl_bound;
 

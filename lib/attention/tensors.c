@@ -135,7 +135,6 @@ kvleaf_status kvl_bind_tensor(const kvl_engine *engine, const kvleaf_tensor *ten
                             (long long)head_stride);
     }
     out->memory = tensor->handle;
-    out->own = false;
     out->view = (cl_long4){{first, token_stride, head_stride, 0}};
     return KVLEAF_OK;
 }

@@ -50,7 +50,7 @@ kvleaf_status kvl_device_buffer(kvleaf_device *device, const char *what, uint64_
 kvleaf_status kvl_check_exec(const kvleaf_device *device, const kvleaf_exec *exec);
 
 /* Arguments 0, 1, ... of a kernel, e.g. KVL_ARG(buffer). `kept`: equal bytes stand for the same argument for as long as
- * the kernel lives, as they do for a value, and for a buffer that is released after the kernel. */
+ * the kernel lives, as they do for a value, for NULL, and for a buffer that is released after the kernel. */
 typedef struct kvl_arg {
     size_t size;
     const void *value;
