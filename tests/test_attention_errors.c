@@ -169,6 +169,34 @@ static void test_size_is_said_and_variants_are_named(void **state)
     assert_string_equal(kvleaf_attention_variant(NULL, "decode"), "");
 }
 
+/* Tables and workspace are one buffer, of the size that is said: a device whose largest is a byte less refuses. */
+static void test_the_largest_buffer(void **state)
+{
+    kvleaf_attention_params params = problem_attention_params(&geometry, MAX_SEQS, MAX_TOKENS, MAX_CONTEXT);
+    uint64_t device_bytes = 0, host_bytes = 0;
+    (void)state;
+    ASSERT_OK(kvleaf_attention_size(device, &params, &device_bytes, &host_bytes));
+    for (uint64_t lacking = 0; lacking < 2; lacking++) {
+        kvleaf_device_params limited_params = support_params();
+        kvleaf_device *limited = NULL;
+        kvleaf_attention *out = NULL;
+        limited_params.max_alloc_bytes = device_bytes - lacking;
+        ASSERT_OK(support_create(&limited_params, &limited));
+        kvleaf_status status = kvleaf_attention_create(limited, &params, &out);
+        if (lacking) {
+            assert_int_equal(status, KVLEAF_UNSUPPORTED);
+            assert_non_null(strstr(kvleaf_last_error()->message, "max_decode_keys"));
+            assert_int_equal(kvleaf_last_error()->value, device_bytes);
+            assert_int_equal(kvleaf_last_error()->limit, device_bytes - 1);
+            assert_null(out);
+        } else {
+            assert_int_equal(status, KVLEAF_OK);
+        }
+        kvleaf_attention_destroy(&out);
+        kvleaf_device_destroy(&limited);
+    }
+}
+
 /* Before any plan there is no step. */
 static void test_attend_needs_a_plan(void **state)
 {
@@ -509,6 +537,7 @@ int main(void)
         cmocka_unit_test(test_create_refuses),
         cmocka_unit_test(test_create_refuses_floats_and_nulls),
         cmocka_unit_test(test_size_is_said_and_variants_are_named),
+        cmocka_unit_test(test_the_largest_buffer),
         cmocka_unit_test(test_attend_needs_a_plan),
         cmocka_unit_test(test_plan_refuses_lengths),
         cmocka_unit_test(test_plan_refuses_ids_and_choices),

@@ -17,6 +17,8 @@ typedef struct decode_values {
     DEVICE_TYPE(long4) k_source_view, v_source_view;   /* of new keys and values: {offset, token, head stride, dtype} */
     DEVICE_TYPE(long2) slots;                          /* where they lie in meta, negative where nothing is to be
                                                           appended; that of the first row */
+    DEVICE_TYPE(long2) workspace;                      /* behind meta, in ints from its start: counters of rows, of a
+                                                          kernel that folds, and partials */
     DEVICE_TYPE(int4) shape;                           /* {num_heads, num_kv_heads, head_dim, block_size} */
     DEVICE_TYPE(int4) work;                            /* {rows at, splits or runs at, their number, blocks} */
     DEVICE_TYPE(int4) first_row;                       /* {q token, visible keys, table, first key} */

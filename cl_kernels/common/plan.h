@@ -4,6 +4,10 @@
 /* The tables of a step as host and kernels both read them: sections of one int array ("meta"), each found by an offset
  * in ints that is a kernel argument. Constants only, so that C and OpenCL C share the file. */
 
+/* Before the sections, in a cache line of their own: the two counters of the queue that kernels take work from, which
+ * they find and leave at zero. Those of a step run one after the other, so that decode and prefill have it in turn. */
+#define QUEUE_INTS 32
+
 /* A query row of the decode family. */
 #define ROW_INTS 6
 #define ROW_Q_TOKEN 0       /* row of q, out and lse */

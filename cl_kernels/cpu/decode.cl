@@ -451,13 +451,14 @@ inline void append_new(const piece *now, __global const uchar *k_source, long4 k
 
 __kernel __attribute__((reqd_work_group_size(1, 1, 1))) void
 kvl_decode(const decode_values in, __global const Q_ELEM *q, __global KV_ELEM *k, __global KV_ELEM *v,
-           __global const int *table, __global const int *meta, __global float *partials,
-           __global volatile int *counter, __global const uchar *k_source, __global const uchar *v_source)
+           __global const int *table, __global int *meta, __global const uchar *k_source,
+           __global const uchar *v_source)
 {
     float16 q_rows[PIECE_ROWS * VECTORS], acc[PIECE_ROWS * VECTORS], scores[PIECE_ROWS * SPLIT_UNITS];
     float row_max[PIECE_ROWS], row_sum[PIECE_ROWS];
     int kv_heads = heads_of_pieces(in.shape.s1, in.work.s2);
     int pieces = in.work.s2 * ((in.shape.s1 + kv_heads - 1) / kv_heads) * GROUP_PIECES;
+    __global int *counter = meta;
     int index = take_work(counter);
     while (index < pieces) {
         int following = take_work(counter);
@@ -482,7 +483,7 @@ kvl_decode(const decode_values in, __global const Q_ELEM *q, __global KV_ELEM *k
 #else
         sum_piece(v, in.v_view, table, &now, scores, acc);
 #endif
-        store_partials(partials, in.shape.s0, &now, acc, row_max, row_sum);
+        store_partials((__global float *)(meta + in.workspace.s1), in.shape.s0, &now, acc, row_max, row_sum);
         index = following;
     }
     finish_work(counter);
@@ -518,12 +519,13 @@ inline void combine(folded *left, const folded *right)
 /* Folds the partials of a (row, head) in the fixed binary tree: the stack holds a node a set bit of the number of
  * leaves taken so far, and at the end those wait for right children that are missing, which are neutral. */
 __kernel __attribute__((reqd_work_group_size(1, 1, 1))) void
-kvl_fold(__global const float *partials, __global const int *meta, __global OUT_ELEM *out, long4 out_view,
-         __global float *lse, long4 lse_view, int4 shape, int4 work)
+kvl_fold(__global const int *meta, __global OUT_ELEM *out, long4 out_view, __global float *lse, long4 lse_view,
+         int4 shape, long2 work)
 {
     folded stack[MOST_LEVELS];
     int index = (int)get_global_id(0) / shape.s0, head = (int)get_global_id(0) % shape.s0;
     __global const int *row = meta + work.s0 + index * ROW_INTS;
+    __global const float *partials = (__global const float *)(meta + work.s1);
     int splits = splits_of_row(row);
     int depth = 0;
     for (int split = 0; split < splits; split++) {

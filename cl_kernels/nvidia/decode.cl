@@ -191,13 +191,14 @@ inline void first_queries(uint base, __global const Q_ELEM *q, long4 q_view, con
 /* No other row reads the block that a row's new key and value go to (lib/attention/fuse.c). */
 __attribute__((reqd_work_group_size(THREADS, 1, 1))) __kernel void
 kvl_decode(const decode_values in, __global const Q_ELEM *q, __global KV_ELEM *k, __global KV_ELEM *v,
-           __global const int *table, __global const int *meta, __global float *partials, __global int *counter,
-           __global const uchar *k_source, __global const uchar *v_source, __global OUT_ELEM *out, __global float *lse)
+           __global const int *table, __global int *meta, __global const uchar *k_source,
+           __global const uchar *v_source, __global OUT_ELEM *out, __global float *lse)
 {
     __local uchar memory[48000] __attribute__((aligned(1024)));
     asm volatile("//KVL-LOCAL %0;" ::"n"(LOCAL_BYTES_NEEDED));
     uint base = local_address(memory), thread = (uint)get_local_id(0), groups = (uint)get_num_groups(0);
     uint warp = warp_broadcast(thread >> 5, 0);
+    __global int *counter = meta;
     const tables all = TABLES_OF(in, table, meta);
     const sides kv = {in_bytes((ulong)k, in.k_view), in_bytes((ulong)v, in.v_view)};
     const outputs to = {out, in.out_view, lse, in.lse_view};
@@ -233,8 +234,7 @@ kvl_decode(const decode_values in, __global const Q_ELEM *q, __global KV_ELEM *k
         at.there = at.head < GROUP;
         stream s;
         start_stream(&s, &from, &c);
-        pending p = {
-            .partials = partials, .counts = counter + 2, .num_heads = in.shape.s0, .kv_heads = in.shape.s1, .to = &to};
+        pending p = PENDING_OF(in, meta, &to);
         work_tasks(&from.first, &s, &c, in.scale_log2, &p, &at);
     }
     if ((uint)all.num_tasks <= groups)

@@ -88,8 +88,8 @@ __attribute__((reqd_work_group_size(THREADS, 1, 1)))
 #endif
 __kernel void
 kvl_decode(const decode_values in, __global const Q_ELEM *q, __global KV_ELEM *k, __global KV_ELEM *v,
-           __global const int *table, __global const int *meta, __global float *partials, __global int *counter,
-           __global const uchar *k_source, __global const uchar *v_source, __global OUT_ELEM *out, __global float *lse)
+           __global const int *table, __global int *meta, __global const uchar *k_source,
+           __global const uchar *v_source, __global OUT_ELEM *out, __global float *lse)
 {
     __local uchar memory[LOCAL_BYTES] __attribute__((aligned(1024)));
     uint base = local_address(memory), thread = (uint)get_local_id(0), warp = warp_broadcast(thread >> 5, 0);
@@ -115,8 +115,7 @@ kvl_decode(const decode_values in, __global const Q_ELEM *q, __global KV_ELEM *k
     place at = {.head = (thread >> 4) % PAIRS * 2 + (thread & 1u), .first = thread};
     at.there = at.head < GROUP;
     const outputs to = {out, in.out_view, lse, in.lse_view};
-    pending p = {.partials = partials, .counts = counter + 2, .num_heads = in.shape.s0, .kv_heads = in.shape.s1,
-                 .to = &to};
+    pending p = PENDING_OF(in, meta, &to);
     tree levels;
     folded sum;
     STREAMING_BARRIER;

@@ -444,8 +444,8 @@ inline void work_split(__global const Q_ELEM *q, long4 q_view, __global const KV
  * their block (lib/attention/fuse.c). */
 __kernel __attribute__((reqd_work_group_size(WORK_GROUP, 1, 1))) void
 kvl_decode(const decode_values in, __global const Q_ELEM *q, __global KV_ELEM *k, __global KV_ELEM *v,
-           __global const int *table, __global const int *meta, __global float *partials, __global int *counter,
-           __global const uchar *k_source, __global const uchar *v_source)
+           __global const int *table, __global int *meta, __global const uchar *k_source,
+           __global const uchar *v_source)
 {
     __local float4 query[DIM_CAPACITY], scores[SPLIT_TOKENS], scratch[SCRATCH], scales[RUN_SCALES];
     __local float nodes[RUN_SUMS];
@@ -456,6 +456,7 @@ kvl_decode(const decode_values in, __global const Q_ELEM *q, __global KV_ELEM *k
     __global const int *row = meta + in.work.s0 + item[RUN_ROW] * ROW_INTS;
     int kv_head = (int)get_group_id(1), group = SHAPE_GROUP(in.shape), run = item[RUN_INDEX];
     int first = run * item[RUN_SPLITS], count = clamp(splits_of_row(row) - first, 0, item[RUN_SPLITS]);
+    __global float *partials = (__global float *)(meta + in.workspace.s1);
     __global float *partial = partials + ((long)(row[ROW_PARTIAL] + run) * in.shape.s0 + kv_head * group) *
                                              PARTIAL_STRIDE(SHAPE_HEAD_DIM(in.shape));
     q += in.q_view.s0 + (long)row[ROW_Q_TOKEN] * in.q_view.s1;
@@ -491,8 +492,8 @@ inline void store_output(fold_node root, __global OUT_ELEM *out, int quad, int h
 /* A work-group folds one head of one row: work-items side by side take four dims each, and the others a run of splits,
  * which is a subtree of the fixed tree, so the bits don't depend on how many there are. */
 __kernel __attribute__((reqd_work_group_size(WORK_GROUP, 1, 1))) void
-kvl_fold(__global const float *partials, __global const int *meta, __global OUT_ELEM *out, long4 out_view,
-         __global float *lse, long4 lse_view, int4 shape, int4 work)
+kvl_fold(__global const int *meta, __global OUT_ELEM *out, long4 out_view, __global float *lse, long4 lse_view,
+         int4 shape, long2 work)
 {
     __local float4 sums[WORK_GROUP];
     __local float2 scales[WORK_GROUP];
@@ -502,7 +503,8 @@ kvl_fold(__global const float *partials, __global const int *meta, __global OUT_
     __global const int *row = meta + work.s0 + (int)get_group_id(0) / num_heads * ROW_INTS;
     int count = (splits_of_row(row) + row[ROW_RUN] - 1) / row[ROW_RUN];
     int stride = PARTIAL_STRIDE(head_dim);
-    partials += ((long)row[ROW_PARTIAL] * num_heads + head) * stride;
+    __global const float *partials =
+        (__global const float *)(meta + work.s1) + ((long)row[ROW_PARTIAL] * num_heads + head) * stride;
     out += out_view.s0 + (long)row[ROW_Q_TOKEN] * out_view.s1 + head * out_view.s2;
 
     int lanes = 1, length = 1;

@@ -7,8 +7,8 @@
 #include <string.h>
 
 #define PARTIAL_BYTES sizeof(float)
-#define MIN_COUNTERS  4
 #define PADDED_DIM    64 /* a variant may work on head_dim rounded up to this */
+#define PART_INTS     64 /* a part of the device buffer begins at a multiple */
 #define BUCKETS_A_ROW 4  /* a power of two of them, at least twice the rows */
 #define UPDATE_GROUP  64 /* work-items a work-group of the table kernel */
 
@@ -21,13 +21,20 @@ static uint64_t partials_bytes(const kvl_engine *engine)
 {
     const kvl_geometry *geometry = &engine->params.geometry;
     uint64_t bytes, partials = (uint64_t)engine->capacity.splits + (kvl_folds_itself(engine) ? SPARE_PARTIALS : 0);
+    if (!builds(&engine->params, KVL_DECODE))
+        return 0;
     if (!kvl_mul(partials * PARTIAL_BYTES, (uint64_t)geometry->num_heads, &bytes) ||
         !kvl_mul(bytes, PARTIAL_STRIDE((uint64_t)kvl_ceil_div(geometry->head_dim, PADDED_DIM) * PADDED_DIM), &bytes))
         return UINT64_MAX;
     return bytes;
 }
 
-/* Tile shape and capacities, which follow from the params and the chosen variants. */
+static int64_t whole_parts(int64_t ints)
+{
+    return kvl_ceil_div(ints, PART_INTS) * PART_INTS;
+}
+
+/* Tile shape, capacities and the parts of the device buffer, which follow from the params and the chosen variants. */
 static kvleaf_status derive(kvl_engine *engine)
 {
     const kvl_geometry *geometry = &engine->params.geometry;
@@ -38,12 +45,19 @@ static kvleaf_status derive(kvl_engine *engine)
     while (room < engine->tile_heads)
         room *= 2;
     engine->tile_queries = rows / (engine->chosen[KVL_PREFILL].variant->power_heads ? room : engine->tile_heads);
-    return kvl_schedule_capacity(engine, &engine->capacity);
+    kvleaf_status status = kvl_schedule_capacity(engine, &engine->capacity);
+    const kvl_capacity *capacity = &engine->capacity;
+    int64_t counters = kvl_folds_itself(engine) ? capacity->rows * geometry->num_kv_heads * FOLD_COUNTERS : 0;
+    int64_t behind = whole_parts(capacity->ints);
+    engine->workspace = (cl_long2){{behind, behind + whole_parts(counters)}};
+    return status;
 }
 
 static uint64_t device_bytes(const kvl_engine *engine)
 {
-    return partials_bytes(engine) + (uint64_t)engine->capacity.ints * sizeof(int32_t);
+    uint64_t bytes;
+    bool fits = kvl_add((uint64_t)engine->workspace.s[1] * sizeof(int32_t), partials_bytes(engine), &bytes);
+    return fits ? bytes : UINT64_MAX;
 }
 
 static uint64_t host_bytes(const kvl_engine *engine)
@@ -129,39 +143,23 @@ static kvleaf_status make_kernels(kvl_engine *engine)
     return status;
 }
 
-/* Kernels leave counters at zero, so they are cleared once. */
-static kvleaf_status make_counter(kvl_engine *engine, int64_t ints, cl_mem *out)
-{
-    cl_int error;
-    size_t bytes = (size_t)ints * sizeof(cl_int);
-    cl_int *zero = kvl_alloc(&engine->device->allocator, (size_t)ints, sizeof *zero);
-    if (!zero)
-        return kvl_fail_memory(bytes);
-    *out = engine->device->cl->CreateBuffer(engine->device->context, CL_MEM_READ_WRITE | CL_MEM_COPY_HOST_PTR, bytes,
-                                            zero, &error);
-    kvl_free(&engine->device->allocator, zero);
-    return error ? kvl_fail_opencl("clCreateBuffer", error) : KVLEAF_OK;
-}
-
-/* Two for the work queue; where the kernel folds, FOLD_COUNTERS for each row and KV head as well. */
-static int64_t decode_counters(const kvl_engine *engine)
-{
-    int64_t heads = engine->params.geometry.num_kv_heads;
-    return MIN_COUNTERS + (kvl_folds_itself(engine) ? engine->capacity.rows * heads * FOLD_COUNTERS : 0);
-}
-
-/* A kernel that folds may expect and leave every partial absent, as cl_kernels/nvidia/decode_runs.clh does: so they are
- * made so once. */
-static kvleaf_status clear_partials(kvl_engine *engine)
+/* A kernel that folds leaves the counters of rows at zero, and may expect and leave every partial absent, as
+ * cl_kernels/nvidia/decode_runs.clh does: so they are made so once. */
+static kvleaf_status clear_workspace(kvl_engine *engine)
 {
     const kvleaf_opencl *cl = engine->device->cl;
-    const cl_uint absent = 0xffffffffu;
+    const cl_uint zero = 0, absent = 0xffffffffu;
     cl_command_queue queue = NULL;
     kvleaf_status status = kvleaf_device_queue_create(engine->device, &queue);
     if (status)
         return status;
-    size_t bytes = (size_t)partials_bytes(engine);
-    cl_int error = cl->EnqueueFillBuffer(queue, engine->partials, &absent, sizeof absent, 0, bytes, 0, NULL, NULL);
+    size_t counters = (size_t)engine->workspace.s[0] * sizeof zero;
+    size_t partials = (size_t)engine->workspace.s[1] * sizeof zero;
+    cl_int error =
+        cl->EnqueueFillBuffer(queue, engine->meta, &zero, sizeof zero, counters, partials - counters, 0, NULL, NULL);
+    if (!error)
+        error = cl->EnqueueFillBuffer(queue, engine->meta, &absent, sizeof absent, partials,
+                                      (size_t)partials_bytes(engine), 0, NULL, NULL);
     if (!error)
         error = cl->Finish(queue);
     cl->ReleaseCommandQueue(queue);
@@ -174,16 +172,10 @@ static kvleaf_status make_buffers(kvl_engine *engine)
     const kvleaf_allocator *allocator = &engine->device->allocator;
     size_t ints = (size_t)engine->capacity.ints;
     kvleaf_status status =
-        kvl_device_buffer(engine->device, "the plan's tables", ints * sizeof(int32_t), &engine->meta);
-    if (!status && builds(params, KVL_DECODE))
-        status = kvl_device_buffer(engine->device, "the workspace of decode (max_decode_keys)", partials_bytes(engine),
-                                   &engine->partials);
+        kvl_device_buffer(engine->device, "the plan's tables with the workspace of decode (max_decode_keys)",
+                          device_bytes(engine), &engine->meta);
     if (!status && builds(params, KVL_DECODE) && kvl_folds_itself(engine))
-        status = clear_partials(engine);
-    if (!status)
-        status = make_counter(engine, decode_counters(engine), &engine->decode_counter);
-    if (!status)
-        status = make_counter(engine, MIN_COUNTERS, &engine->prefill_counter);
+        status = clear_workspace(engine);
     if (status)
         return status;
     engine->order = kvl_alloc(allocator, (size_t)params->max_seqs, sizeof *engine->order);
@@ -257,11 +249,8 @@ void kvl_engine_destroy(kvl_engine **at)
             device->cl->ReleaseKernel(kernels[i]->handle);
     }
     release_slots(engine);
-    cl_mem buffers[] = {engine->meta, engine->partials, engine->decode_counter, engine->prefill_counter};
-    for (size_t i = 0; i < sizeof buffers / sizeof *buffers; i++) {
-        if (buffers[i])
-            device->cl->ReleaseMemObject(buffers[i]);
-    }
+    if (engine->meta)
+        device->cl->ReleaseMemObject(engine->meta);
     void *arrays[] = {engine->order, engine->rows, engine->row_order, engine->shared, engine->keys, engine->buckets};
     for (size_t i = 0; i < sizeof arrays / sizeof *arrays; i++)
         kvl_free(&device->allocator, arrays[i]);
@@ -378,7 +367,7 @@ kvleaf_status kvl_engine_submit(kvl_engine *engine, const kvl_step *step, kvl_ch
         return status;
     kvl_fuse_note(engine, step, slot->host, &at);
     engine->now.ready = false;
-    if (at.used)
+    if (at.used > QUEUE_INTS)
         status =
             kvl_chain_write(chain, engine->meta, 0, (size_t)at.used * sizeof(int32_t), slot->host, &slot->uploaded);
     if (!status && at.counts.num_updates)

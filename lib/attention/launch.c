@@ -125,6 +125,7 @@ static decode_values values_of(const kvl_engine *engine, const attend_call *call
         .k_source_view = call->fresh.k.view,
         .v_source_view = call->fresh.v.view,
         .slots = call->slots,
+        .workspace = engine->workspace,
         .shape = call->shape,
         .work = {{now->rows_at, now->splits_at, now->num_splits, now->num_blocks}},
         .first_row = {{row[ROW_Q_TOKEN], row[ROW_VISIBLE], row[ROW_TABLE], row[ROW_FIRST]}},
@@ -146,19 +147,11 @@ static kvleaf_status launch_decode(kvl_engine *engine, const attend_call *call, 
                                    kvl_chain *chain, bool last)
 {
     const decode_values values = values_of(engine, call);
-    const kvl_arg args[] = {KVL_ARG(values),
-                            BUFFER_ARG(call->q),
-                            KVL_ARG(call->view->k),
-                            KVL_ARG(call->view->v),
-                            table_arg(engine),
-                            KVL_ARG_KEPT(engine->meta),
-                            KVL_ARG_KEPT(engine->partials),
-                            KVL_ARG_KEPT(engine->decode_counter),
-                            BUFFER_ARG(call->fresh.k),
-                            BUFFER_ARG(call->fresh.v),
-                            BUFFER_ARG(call->out), /* this and the next: of kernels that fold */
+    const kvl_arg args[] = {KVL_ARG(values),           BUFFER_ARG(call->q),       KVL_ARG(call->view->k),
+                            KVL_ARG(call->view->v),    table_arg(engine),         KVL_ARG_KEPT(engine->meta),
+                            BUFFER_ARG(call->fresh.k), BUFFER_ARG(call->fresh.v), BUFFER_ARG(call->out),
                             BUFFER_ARG(call->lse)};
-    int count = COUNT(args) - (kvl_folds_itself(engine) ? 0 : 2);
+    int count = COUNT(args) - (kvl_folds_itself(engine) ? 0 : 2); /* the last two are of kernels that fold */
     size_t group = (size_t)engine->chosen[KVL_DECODE].work_group;
     return launch(engine, &engine->decode, args, count, global, group, chain, last);
 }
@@ -187,9 +180,9 @@ static kvleaf_status run_decode(kvl_engine *engine, const attend_call *call, kvl
     kvleaf_status status = launch_decode(engine, call, global, chain, false);
     if (status)
         return status;
-    cl_int4 fold_work = {{now->rows_at, now->num_rows, 0, 0}};
-    const kvl_arg fold_args[] = {KVL_ARG_KEPT(engine->partials), KVL_ARG_KEPT(engine->meta), BOUND_ARGS(call->out),
-                                 BOUND_ARGS(call->lse),          KVL_ARG_KEPT(call->shape),  KVL_ARG_KEPT(fold_work)};
+    cl_long2 fold_work = {{now->rows_at, engine->workspace.s[1]}};
+    const kvl_arg fold_args[] = {KVL_ARG_KEPT(engine->meta), BOUND_ARGS(call->out), BOUND_ARGS(call->lse),
+                                 KVL_ARG_KEPT(call->shape), KVL_ARG_KEPT(fold_work)};
     const size_t fold_global[2] = {(size_t)now->num_rows * (size_t)engine->params.geometry.num_heads * group, 1};
     return launch(engine, &engine->fold, fold_args, COUNT(fold_args), fold_global, group, chain, last);
 }
@@ -210,7 +203,7 @@ static kvleaf_status run_prefill(kvl_engine *engine, const attend_call *call, kv
                             KVL_ARG_KEPT(engine->meta),
                             BOUND_ARGS(call->out),
                             BOUND_ARGS(call->lse),
-                            KVL_ARG_KEPT(engine->prefill_counter),
+                            KVL_ARG_KEPT(engine->meta), /* its queue */
                             KVL_ARG_KEPT(call->shape),
                             KVL_ARG_KEPT(work),
                             KVL_ARG_KEPT(call->scale_log2),

@@ -28,7 +28,7 @@ kvleaf_status kvl_schedule_capacity(const kvl_engine *engine, kvl_capacity *out)
     at.claims = at.items + 1;
     int64_t row_resolves = params->geometry.window ? 2 : 1;
     at.resolve = params->geometry.device_tables ? row_resolves * at.rows + 2 * (int64_t)params->max_seqs : 0;
-    at.ints = 2 * (int64_t)params->max_tokens + UPDATE_INTS * (int64_t)params->max_updates +
+    at.ints = QUEUE_INTS + 2 * (int64_t)params->max_tokens + UPDATE_INTS * (int64_t)params->max_updates +
               2 * (int64_t)params->max_copies + params->max_table + ROW_INTS * at.rows +
               kvl_rows_item_ints(engine) * at.splits + (int64_t)(ENTRY_INTS + GATHER_INTS) * params->max_seqs +
               ITEM_INTS * at.items + at.claims + KVL_RESOLVE_INTS * at.resolve;
@@ -57,8 +57,8 @@ kvleaf_status kvl_schedule_begin(const kvl_engine *engine, const kvl_counts *cou
     if (counts->num_table > params->max_table)
         return too_many("max_table", counts->num_table, params->max_table);
     kvl_schedule at = {.counts = *counts};
-    at.slots_at = 0; /* first, so that they are aligned as int64 */
-    at.updates_at = 2 * counts->num_slots;
+    at.slots_at = QUEUE_INTS; /* first, so that they are aligned as int64 */
+    at.updates_at = at.slots_at + 2 * counts->num_slots;
     at.copies_at = at.updates_at + UPDATE_INTS * counts->num_updates;
     at.table_at = at.copies_at + 2 * counts->num_copies;
     at.used = at.table_at + (int32_t)counts->num_table;

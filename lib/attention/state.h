@@ -38,7 +38,7 @@ typedef struct kvl_capacity {
 } kvl_capacity;
 
 typedef struct kvl_staging_slot {
-    int32_t *host;     /* [capacity.ints] */
+    int32_t *host;     /* [capacity.ints]; those of the queue stay zero */
     cl_event uploaded; /* of the write that reads it; NULL = free */
 } kvl_staging_slot;
 
@@ -56,7 +56,8 @@ struct kvl_engine {
     kvl_engine_params params;
     kvl_chosen chosen[KVL_OPERATIONS];
     kvl_kernel append, decode, fold, prefill, gather, merge, update, resolve;
-    cl_mem meta, partials, decode_counter, prefill_counter;
+    cl_mem meta;        /* the step's int array, and decode's workspace behind it */
+    cl_long2 workspace; /* as kvl_decode takes it: where its counters of rows and its partials lie */
     kvl_capacity capacity;
     int32_t tile_queries, tile_heads; /* of a prefill item at most */
     kvl_staging_slot *slots;          /* [params.steps_in_flight] */
