@@ -417,13 +417,13 @@ inline bool can_stream(__global const OUT_ELEM *out, long4 view)
 
 __kernel __attribute__((reqd_work_group_size(1, 1, 1))) void
 kvl_prefill(__global const Q_ELEM *q, long4 q_view, __global const KV_ELEM *k, long4 k_view, __global const KV_ELEM *v,
-            long4 v_view, __global const int *table, __global const int *meta, __global OUT_ELEM *out, long4 out_view,
-            __global float *lse, long4 lse_view, __global volatile int *counter, int4 shape, int4 work,
-            float scale_log2, int4 work2)
+            long4 v_view, __global const int *table, __global int *meta, __global OUT_ELEM *out, long4 out_view,
+            __global float *lse, long4 lse_view, int4 shape, int4 work, float scale_log2, int4 work2)
 {
     state at;
     outputs to = {out, out_view, lse, lse_view, can_stream(out, out_view)};
     __global const int *claims = meta + work2.s0;
+    __global int *counter = meta;
     int claim = take_work(counter);
     int index = claim < work2.s1 ? claims[claim] : work.s2, end = claim < work2.s1 ? claims[claim + 1] : work.s2;
     while (index < work.s2) {

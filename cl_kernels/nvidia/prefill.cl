@@ -22,13 +22,13 @@
 
 __attribute__((reqd_work_group_size(THREADS, 1, 1))) __kernel void
 kvl_prefill(__global const Q_ELEM *q, long4 q_view, __global const KV_ELEM *k, long4 k_view, __global const KV_ELEM *v,
-            long4 v_view, __global const int *table, __global const int *meta, __global OUT_ELEM *out, long4 out_view,
-            __global float *lse, long4 lse_view, __global int *counter, int4 shape, int4 work, float scale_log2,
-            int4 work2)
+            long4 v_view, __global const int *table, __global int *meta, __global OUT_ELEM *out, long4 out_view,
+            __global float *lse, long4 lse_view, int4 shape, int4 work, float scale_log2, int4 work2)
 {
     __local uchar memory[48000] __attribute__((aligned(1024)));
     asm volatile("//KVL-LOCAL %0;" ::"n"(LOCAL_BYTES_NEEDED));
     uint base = local_address(memory), thread = (uint)get_local_id(0), warp = warp_broadcast(thread >> 5, 0);
+    __global int *counter = meta;
     init_barriers(base, thread);
     asm volatile("bar.sync 0;" ::: "memory");
     const query_source from = make_source(q, q_view);

@@ -392,8 +392,7 @@ inline void score_keys(float8 (*sums)[KEY_QUADS][4], __global const Q_ELEM *q, _
 __kernel __attribute__((reqd_work_group_size(WORK_GROUP, 1, 1))) void
 kvl_prefill(__global const Q_ELEM *q, long4 q_view, __global const KV_ELEM *k, long4 k_view, __global const KV_ELEM *v,
             long4 v_view, __global const int *table, __global const int *meta, __global OUT_ELEM *out, long4 out_view,
-            __global float *lse, long4 lse_view, __global int *counter, int4 shape, int4 work, float scale_log2,
-            int4 work2)
+            __global float *lse, long4 lse_view, int4 shape, int4 work, float scale_log2, int4 work2)
 {
     __local float8 shared[(STAGE_FLOATS > WEIGHT_FLOATS ? STAGE_FLOATS : WEIGHT_FLOATS) / 8], factors[ROW_OCTETS];
     __local float4 values[STAGE_KEYS * DIM_CAPACITY / 4];

@@ -203,7 +203,6 @@ static kvleaf_status run_prefill(kvl_engine *engine, const attend_call *call, kv
                             KVL_ARG_KEPT(engine->meta),
                             BOUND_ARGS(call->out),
                             BOUND_ARGS(call->lse),
-                            KVL_ARG_KEPT(engine->meta), /* its queue */
                             KVL_ARG_KEPT(call->shape),
                             KVL_ARG_KEPT(work),
                             KVL_ARG_KEPT(call->scale_log2),
