@@ -112,7 +112,7 @@ typedef struct weights {
 static weights weigh_tiles(const kvl_engine *engine, const int32_t *entries, const int32_t *order, int32_t num_entries,
                            const cut *how)
 {
-    weights all = {0};
+    weights all = {.most = 1};
     for (int32_t i = 0; i < num_entries; i++) {
         const int32_t *entry = entries + order[i] * ENTRY_INTS;
         const tiling cuts = cut_entry(how, entry);
