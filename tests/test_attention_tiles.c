@@ -50,14 +50,20 @@ static const kvl_variant *with_parts(void)
     return row;
 }
 
+/* As the engine has it of a variant with so many parts. */
+static void set_parts(fake *f, int32_t parts)
+{
+    f->engine.tile_part = f->engine.tile_queries / (parts ? parts : 1);
+}
+
 static void make(fake *out, const shape *cut, int32_t kv_heads)
 {
-    *out = (fake){
-        .device.caps.compute_units = UNITS,
-        .variant = {.persistent = cut->persistent, .tile_parts = cut->parts, .tile_costs = with_parts()->tile_costs},
-        .engine = {.params.geometry = {.num_heads = kv_heads * cut->group, .num_kv_heads = kv_heads},
-                   .tile_heads = cut->tile_heads,
-                   .tile_queries = cut->tile_queries}};
+    *out = (fake){.device.caps.compute_units = UNITS,
+                  .variant = {.persistent = cut->persistent, .tile_costs = with_parts()->tile_costs},
+                  .engine = {.params.geometry = {.num_heads = kv_heads * cut->group, .num_kv_heads = kv_heads},
+                             .tile_heads = cut->tile_heads,
+                             .tile_queries = cut->tile_queries}};
+    set_parts(out, cut->parts);
     out->engine.device = &out->device;
     out->engine.chosen[KVL_PREFILL].variant = &out->variant;
     out->engine.order = out->order;
@@ -113,16 +119,10 @@ static int64_t keys_seen(const int32_t *entry, int64_t first, int64_t queries)
     return end > from ? end - from : 0;
 }
 
-/* The lowest tiles that a step may have. */
-static int32_t part_of(const fake *f)
-{
-    return f->engine.tile_queries / (f->variant.tile_parts ? f->variant.tile_parts : 1);
-}
-
 static int64_t weight(const fake *f, const int32_t *entry, int32_t first, int32_t queries)
 {
     const int32_t *costs = f->variant.tile_costs;
-    int32_t part = part_of(f);
+    int32_t part = f->engine.tile_part;
     int64_t keys = keys_seen(entry, first, queries);
     return costs ? costs[0] + keys * costs[(queries + part - 1) / part] / 128 : keys;
 }
@@ -134,7 +134,7 @@ static int64_t weight_of(const fake *f, const int32_t *item)
 
 static int32_t parts_of(const fake *f, int32_t queries)
 {
-    return (queries + part_of(f) - 1) / part_of(f);
+    return (queries + f->engine.tile_part - 1) / f->engine.tile_part;
 }
 
 /* Tiles are whole parts, but for an entry's end, and cover each of every head once. */
@@ -148,7 +148,7 @@ static void check_cover(const fake *f)
         parts += parts_of(f, meta[ENTRY_INTS * i + ENTRY_Q_LEN]);
     }
     assert_in_range(parts * heads * ranges, 1, ITEMS);
-    memset(covered, 0, (size_t)(parts * heads * ranges));
+    memset(covered, 0, (size_t)parts * (size_t)(heads * ranges));
     for (int32_t i = 0; i < f->at.num_items; i++) {
         const int32_t *item = item_at(f, i);
         assert_in_range(item[ITEM_ENTRY], 0, f->at.num_entries - 1);
@@ -158,9 +158,9 @@ static void check_cover(const fake *f)
         assert_int_equal(item[ITEM_HEAD] % tile_heads, 0);
         int32_t left = entry_of(item)[ENTRY_Q_LEN] - item[ITEM_QUERY];
         assert_in_range(item[ITEM_QUERIES], 1, left < f->engine.tile_queries ? left : f->engine.tile_queries);
-        assert_int_equal(item[ITEM_QUERY] % part_of(f), 0);
-        assert_true(item[ITEM_QUERIES] == left || item[ITEM_QUERIES] % part_of(f) == 0);
-        int32_t begin = first[item[ITEM_ENTRY]] + item[ITEM_QUERY] / part_of(f);
+        assert_int_equal(item[ITEM_QUERY] % f->engine.tile_part, 0);
+        assert_true(item[ITEM_QUERIES] == left || item[ITEM_QUERIES] % f->engine.tile_part == 0);
+        int32_t begin = first[item[ITEM_ENTRY]] + item[ITEM_QUERY] / f->engine.tile_part;
         for (int32_t part = begin; part < begin + parts_of(f, item[ITEM_QUERIES]); part++, taken++)
             assert_int_equal(covered[(part * heads + item[ITEM_KV_HEAD]) * ranges + item[ITEM_HEAD] / tile_heads]++, 0);
     }
@@ -409,7 +409,7 @@ static void test_choice(void **state)
             add(&f, choices[i].other_q_len, choices[i].other_kv_len, KVLEAF_MASK_CAUSAL, choices[i].window);
         write_items(&f);
         check_heights(&f, choices[i].what, choices[i].first, choices[i].highest);
-        f.variant.tile_parts = 0;
+        set_parts(&f, 0);
         write_items(&f);
         int32_t q_len = choices[i].q_len, other = choices[i].other_times ? choices[i].other_q_len : 0;
         int32_t full = f.engine.tile_queries, longest = q_len > other ? q_len : other;
@@ -444,15 +444,15 @@ static int64_t time_of(const fake *f, int32_t part_queries)
 /* How long the step takes by the chosen tiles, in parts of what it takes by the best that have one height. */
 static double check_time(fake *f, double allowed)
 {
-    int32_t parts = f->variant.tile_parts, part = part_of(f), best = 0;
+    int32_t part = f->engine.tile_part, full = f->engine.tile_queries, best = 0;
     write_items(f);
     int64_t now = time_of(f, part), least = INT64_MAX;
-    f->variant.tile_parts = 0;
-    for (int32_t n = 1; n <= parts; n++) {
-        f->engine.tile_queries = n * part;
+    for (int32_t queries = part; queries <= full; queries += part) {
+        f->engine.tile_queries = queries;
+        set_parts(f, 0);
         write_items(f);
         int64_t time = time_of(f, part);
-        best = time < least ? n * part : best;
+        best = time < least ? queries : best;
         least = time < least ? time : least;
     }
     if ((double)now > (double)least * allowed)

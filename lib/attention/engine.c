@@ -45,6 +45,8 @@ static kvleaf_status derive(kvl_engine *engine)
     while (room < engine->tile_heads)
         room *= 2;
     engine->tile_queries = rows / (engine->chosen[KVL_PREFILL].variant->power_heads ? room : engine->tile_heads);
+    int32_t parts = engine->chosen[KVL_PREFILL].variant->tile_parts;
+    engine->tile_part = engine->tile_queries / (parts ? parts : 1);
     kvleaf_status status = kvl_schedule_capacity(engine, &engine->capacity);
     const kvl_capacity *capacity = &engine->capacity;
     int64_t counters = kvl_folds_itself(engine) ? capacity->rows * geometry->num_kv_heads * FOLD_COUNTERS : 0;

@@ -60,6 +60,7 @@ struct kvl_engine {
     cl_long2 workspace; /* as kvl_decode takes it: where its counters of rows and its partials lie */
     kvl_capacity capacity;
     int32_t tile_queries, tile_heads; /* of a prefill item at most */
+    int32_t tile_part;                /* queries of the lowest; others have a multiple, but for a sequence's last */
     kvl_staging_slot *slots;          /* [params.steps_in_flight] */
     int32_t *order;                   /* [max_seqs] scratch: prefill entries by descending work */
     kvl_row *rows;                    /* [capacity.rows] scratch: of the step, in the order of the batch */

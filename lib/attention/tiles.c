@@ -36,17 +36,10 @@ static int64_t items_of(const kvl_engine *engine, int64_t tiles)
     return tiles * engine->params.geometry.num_kv_heads * head_chunks(engine);
 }
 
-/* Queries of the lowest tile. */
-static int32_t part_queries(const kvl_engine *engine)
-{
-    int32_t parts = engine->chosen[KVL_PREFILL].variant->tile_parts;
-    return engine->tile_queries / (parts ? parts : 1);
-}
-
 int64_t kvl_tiles_most(const kvl_engine *engine)
 {
     const kvl_engine_params *params = &engine->params;
-    return items_of(engine, kvl_ceil_div(params->max_tokens, part_queries(engine)) + params->max_seqs);
+    return items_of(engine, kvl_ceil_div(params->max_tokens, engine->tile_part) + params->max_seqs);
 }
 
 /* How a step's queries are cut: low_parts of LOW_PARTS of each entry's, the first ones, into tiles of `low`, the rest
@@ -101,7 +94,8 @@ static int64_t weigh(const kvl_engine *engine, const int32_t *entry, span querie
 {
     const int32_t *costs = engine->chosen[KVL_PREFILL].variant->tile_costs;
     int64_t keys = keys_seen(entry, queries);
-    return costs ? costs[0] + keys * costs[kvl_ceil_div(queries.num, part_queries(engine))] / COST_KEYS : keys;
+    int32_t parts = (queries.num + engine->tile_part - 1) / engine->tile_part;
+    return costs ? costs[0] + keys * costs[parts] / COST_KEYS : keys;
 }
 
 /* Some entries' tiles of a KV head and head range: what the heaviest weighs, and all. */
@@ -125,19 +119,29 @@ static weights weigh_tiles(const kvl_engine *engine, const int32_t *entries, con
     return all;
 }
 
-/* When the compute units are done that take a step's tiles, the heaviest first. Weights are rounded to parts of the
- * heaviest for it, but not their sum. */
-static int64_t time_of(const kvl_engine *engine, const int32_t *entries, int32_t num_entries, const cut *how)
+/* What the compute units have to do on average. */
+static int64_t average(const kvl_engine *engine, const weights *all)
+{
+    return kvl_ceil_div(items_of(engine, all->total), engine->device->caps.compute_units);
+}
+
+/* When the compute units are done that take a step's tiles, the heaviest first; INT64_MAX where they can't be before
+ * `limit`. Weights are rounded to parts of the heaviest for it, but not their sum. */
+static int64_t time_of(const kvl_engine *engine, const int32_t *entries, int32_t num_entries, const cut *how,
+                       int64_t limit)
 {
     const weights all = weigh_tiles(engine, entries, engine->order, num_entries, how);
+    if (average(engine, &all) >= limit)
+        return INT64_MAX;
+    const double by = (double)KVL_QUEUE_LONGEST / (double)all.most;
     int32_t tiles[KVL_QUEUE_LONGEST + 1] = {0};
     int64_t rounded = 0;
     for (int32_t i = 0; i < num_entries; i++) {
         const int32_t *entry = entries + i * ENTRY_INTS;
         const tiling cuts = cut_entry(how, entry);
         for (int32_t tile = 0; tile < cuts.num; tile++) {
-            int64_t weighs = weigh(engine, entry, span_of(&cuts, entry, tile)) * KVL_QUEUE_LONGEST + all.most / 2;
-            int64_t level = weighs < all.most ? 1 : weighs / all.most;
+            int level = (int)((double)weigh(engine, entry, span_of(&cuts, entry, tile)) * by + 0.5);
+            level = level ? level : 1;
             tiles[level]++;
             rounded += level;
         }
@@ -150,23 +154,24 @@ static int64_t time_of(const kvl_engine *engine, const int32_t *entries, int32_t
 /* The cut by which the compute units are done first: full tiles, or lower ones, or full and the next lower ones. */
 static cut choose_cut(const kvl_engine *engine, const int32_t *entries, int32_t num_entries)
 {
-    int32_t high = engine->tile_queries, part = part_queries(engine);
+    int32_t high = engine->tile_queries, part = engine->tile_part;
     const cut full = {high, high, 0};
     if (part == high)
         return full;
-    int64_t time_full = time_of(engine, entries, num_entries, &full), least = INT64_MAX;
+    int64_t time_full = time_of(engine, entries, num_entries, &full, INT64_MAX),
+            least = time_full - time_full / LOW_GAIN;
     cut best = full;
     for (int32_t low = part; low < high; low += part) {
         for (int32_t parts = low + part == high ? 1 : LOW_PARTS; parts <= LOW_PARTS; parts++) {
             const cut now = {parts == LOW_PARTS ? low : high, low, parts};
-            int64_t time = time_of(engine, entries, num_entries, &now);
+            int64_t time = time_of(engine, entries, num_entries, &now, least);
             if (time < least) {
                 least = time;
                 best = now;
             }
         }
     }
-    return time_full - least > time_full / LOW_GAIN ? best : full;
+    return best;
 }
 
 /* Keys times queries that an entry has to cover, roughly: what the order goes by. */
@@ -300,8 +305,8 @@ void kvl_tiles_write(const kvl_engine *engine, int32_t *meta, kvl_schedule *at)
     int32_t num_entries = at->num_entries, each = 1, *items = meta + at->used;
     cut how = {engine->tile_queries, engine->tile_queries, 0};
     sort_by_work(entries, num_entries, engine->order);
-    const weights full = weigh_tiles(engine, entries, order, num_entries, &how);
-    if (kvl_ceil_div(items_of(engine, full.total), engine->device->caps.compute_units) < MANY * full.most) {
+    const weights all = weigh_tiles(engine, entries, order, num_entries, &how);
+    if (average(engine, &all) < MANY * all.most) {
         how = choose_cut(engine, entries, num_entries);
         each = num_entries;
     }
