@@ -8,7 +8,7 @@
 
 #include <string.h>
 
-enum { UNITS = 132, ENTRIES = 64, ITEMS = (16 * 8192 / 8 + ENTRIES) * 32, BEHIND = 16, POISON = -77 };
+enum { UNITS = 132, ENTRIES = 300, ITEMS = (16 * 8192 / 8 + ENTRIES) * 32, BEHIND = 16, POISON = -77 };
 
 /* A band's tiles weigh at least this percentage of what the heaviest may weigh that is not in the bands before. Where
  * each unit has MANY times the heaviest to do, an entry has bands of its own. */
@@ -206,8 +206,19 @@ static bool is_apart(const fake *f)
     return (total * geometry->num_kv_heads * ranges + UNITS - 1) / UNITS >= MANY * most;
 }
 
-/* Which band an item belongs to, where none weighs more than `most`. */
-static int band_of(const fake *f, const int32_t *item, int64_t most)
+/* The most queries that an item has. */
+static int32_t highest(const fake *f)
+{
+    int32_t most = 0;
+    for (int32_t i = 0; i < f->at.num_items; i++) {
+        int32_t queries = item_at(f, i)[ITEM_QUERIES];
+        most = queries > most ? queries : most;
+    }
+    return most;
+}
+
+/* Which band an item belongs to, where none weighs more than `most` or has more than `high` queries. */
+static int band_of(const fake *f, const int32_t *item, int64_t most, int32_t high)
 {
     int band = 0, last = f->variant.persistent ? 0 : BANDS - 1;
     while (band < last && weight_of(f, item) < most * BAND / 100) {
@@ -215,7 +226,7 @@ static int band_of(const fake *f, const int32_t *item, int64_t most)
         band++;
     }
     bool ends = item[ITEM_QUERY] + item[ITEM_QUERIES] == entry_of(item)[ENTRY_Q_LEN];
-    return band < last && !ends && item[ITEM_QUERIES] < f->engine.tile_queries ? band + 1 : band;
+    return band < last && !ends && item[ITEM_QUERIES] < high ? band + 1 : band;
 }
 
 /* Whether an entry has more to do than another, however its keys count. */
@@ -246,13 +257,14 @@ static void check_order(const fake *f)
     int met[ENTRIES] = {0}; /* the band in which an entry was met last, from 1 on */
     int64_t most[ENTRIES];
     bool apart = is_apart(f);
+    int32_t high = highest(f);
     for (int32_t i = 0; i < f->at.num_entries; i++)
         most[i] = most_weight(f, apart ? meta + ENTRY_INTS * i : NULL);
     standing before = {0};
     const int32_t *last = NULL;
     for (int32_t i = 0; i < f->at.num_items; i++) {
         const int32_t *item = item_at(f, i);
-        int band = band_of(f, item, most[item[ITEM_ENTRY]]);
+        int band = band_of(f, item, most[item[ITEM_ENTRY]], high);
         const standing now = {band, item[ITEM_KV_HEAD], item[ITEM_QUERY], item[ITEM_HEAD]};
         if (!last || item[ITEM_ENTRY] != last[ITEM_ENTRY]) {
             assert_true(met[item[ITEM_ENTRY]] <= (apart ? 0 : band));
@@ -338,12 +350,24 @@ static void make_even(fake *f, const shape *cut, int index)
 static void make_ragged(fake *f, const shape *cut, support_rng *rng)
 {
     make(f, cut, heads_of[support_range(rng, 0, HEADS - 1)]);
-    int32_t kind = support_range(rng, 0, KINDS - 1), entries = support_range(rng, 1, ENTRIES);
+    int32_t kind = support_range(rng, 0, KINDS - 1), entries = support_range(rng, 1, 64);
     for (int32_t i = 0; i < entries; i++) {
         int32_t q_len = support_range(rng, 1, 1 << support_range(rng, 0, 10));
         int32_t cached = support_range(rng, 0, 3) ? support_range(rng, 0, 1 << support_range(rng, 0, 14)) : 0;
         int32_t kv_len = support_range(rng, 0, 9) ? cached + q_len : support_range(rng, 0, q_len);
         add(f, q_len, kv_len, kinds[kind].mask, kinds[kind].window);
+    }
+}
+
+/* A chunk behind a long context beside many short prompts. */
+static void make_skewed(fake *f, const shape *cut, support_rng *rng)
+{
+    make(f, cut, heads_of[support_range(rng, 0, HEADS - 1)]);
+    int32_t prompts = support_range(rng, 1, ENTRIES - 1), q_len = 1 << support_range(rng, 2, 9);
+    add(f, q_len, q_len + (1 << support_range(rng, 10, 16)), KVLEAF_MASK_CAUSAL, 0);
+    for (int32_t i = 0; i < prompts; i++) {
+        int32_t length = support_range(rng, 1, 64);
+        add(f, length, length + support_range(rng, 0, 1) * 256, KVLEAF_MASK_CAUSAL, 0);
     }
 }
 
@@ -358,7 +382,7 @@ static void test_items(void **state)
     }
     for (int round = 0; round < 1000; round++) {
         fake f;
-        make_ragged(&f, &shapes[round % SHAPES], &rng);
+        (round % 2 ? make_ragged : make_skewed)(&f, &shapes[round % SHAPES], &rng);
         check(&f);
     }
 }
@@ -367,7 +391,7 @@ static void test_items(void **state)
 static const struct {
     const char *what;
     int32_t times, q_len, kv_len, heads, other_times, other_q_len, other_kv_len, window;
-    int32_t first, highest;
+    int32_t first, high;
 } choices[] = {
     {"few queries behind a long context, most units idle", 1, 64, 4160, 8, 0, 0, 0, 0, 16, 16},
     {"the same behind a longer one", 1, 64, 16448, 32, 0, 0, 0, 0, 16, 16},
@@ -377,6 +401,8 @@ static const struct {
     {"a prompt that leaves units idle", 1, 256, 256, 2, 0, 0, 0, 0, 16, 16},
     {"a few more full tiles than whole rounds take", 8, 512, 16896, 8, 0, 0, 0, 0, 32, 48},
     {"a prompt whose tiles are few for each unit", 1, 2048, 2048, 8, 0, 0, 0, 0, 32, 48},
+    {"prompts by which lower tiles would gain next to nothing", 4, 1024, 1024, 8, 0, 0, 0, 0, 48, 48},
+    {"many prompts of a little more than a full tile", 256, 49, 49, 8, 0, 0, 0, 0, 32, 32},
     {"prompts for several rounds", 16, 512, 512, 8, 0, 0, 0, 0, 48, 48},
     {"a large prompt", 1, 8192, 8192, 8, 0, 0, 0, 0, 48, 48},
     {"a large prompt and a large window", 1, 8192, 8192, 8, 0, 0, 0, 4096, 48, 48},
@@ -384,17 +410,16 @@ static const struct {
     {"short prompts beside a long context", 4, 16, 16, 8, 1, 64, 16448, 0, 16, 16},
 };
 
-static void check_heights(const fake *f, const char *what, int32_t first, int32_t highest)
+static void check_heights(const fake *f, const char *what, int32_t first, int32_t high)
 {
-    int32_t first_now = 0, highest_now = 0;
+    int32_t first_now = 0, high_now = highest(f);
     for (int32_t i = 0; i < f->at.num_items; i++) {
         const int32_t *item = item_at(f, i);
         if (item[ITEM_ENTRY] == 0 && item[ITEM_QUERY] == 0)
             first_now = item[ITEM_QUERIES];
-        highest_now = item[ITEM_QUERIES] > highest_now ? item[ITEM_QUERIES] : highest_now;
     }
-    if (first_now != first || highest_now != highest)
-        fail_msg("%s: tiles of %d to %d queries, should be %d to %d", what, first_now, highest_now, first, highest);
+    if (first_now != first || high_now != high)
+        fail_msg("%s: tiles of %d to %d queries, should be %d to %d", what, first_now, high_now, first, high);
 }
 
 static void test_choice(void **state)
@@ -408,7 +433,7 @@ static void test_choice(void **state)
         for (int32_t j = 0; j < choices[i].other_times; j++)
             add(&f, choices[i].other_q_len, choices[i].other_kv_len, KVLEAF_MASK_CAUSAL, choices[i].window);
         write_items(&f);
-        check_heights(&f, choices[i].what, choices[i].first, choices[i].highest);
+        check_heights(&f, choices[i].what, choices[i].first, choices[i].high);
         set_parts(&f, 0);
         write_items(&f);
         int32_t q_len = choices[i].q_len, other = choices[i].other_times ? choices[i].other_q_len : 0;
@@ -462,24 +487,29 @@ static double check_time(fake *f, double allowed)
     return (double)now / (double)least;
 }
 
+/* The choice goes by what units take that get tiles strictly by weight; in bands a step takes up to a seventh longer,
+ * and no longer on average. */
 static void test_time(void **state)
 {
-    enum { RAGGED = 1000 };
+    enum { RANDOM = 1000 };
+    static void (*const makers[])(fake *, const shape *, support_rng *) = {make_ragged, make_skewed};
+    const double allowed = 1.15;
     (void)state;
     support_rng rng = {support_seed(23)};
-    double even = 0, ragged = 0;
+    double even = 0, mean[] = {0, 0};
     for (int32_t i = 0; i < WITH_PARTS * STEPS; i++) {
         fake f;
         make_even(&f, &shapes[i % WITH_PARTS], i / WITH_PARTS);
-        even += check_time(&f, 1.1) / (WITH_PARTS * STEPS);
+        even += check_time(&f, allowed) / (WITH_PARTS * STEPS);
     }
-    for (int32_t i = 0; i < RAGGED; i++) {
+    for (int32_t i = 0; i < 2 * RANDOM; i++) {
         fake f;
-        make_ragged(&f, &shapes[i % WITH_PARTS], &rng);
-        ragged += check_time(&f, 1.1) / RAGGED;
+        makers[i % 2](&f, &shapes[i % WITH_PARTS], &rng);
+        mean[i % 2] += check_time(&f, allowed) / RANDOM;
     }
-    if (even > 1 || ragged > 1)
-        fail_msg("on average %.4f of the best height's time, %.4f where sequences differ", even, ragged);
+    if (even > 1 || mean[0] > 1 || mean[1] > 1)
+        fail_msg("on average %.4f of the best height's time, %.4f where sequences differ, %.4f where much", even,
+                 mean[0], mean[1]);
 }
 
 int main(void)

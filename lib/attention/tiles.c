@@ -125,46 +125,47 @@ static int64_t average(const kvl_engine *engine, const weights *all)
     return kvl_ceil_div(items_of(engine, all->total), engine->device->caps.compute_units);
 }
 
-/* When the compute units are done that take a step's tiles, the heaviest first; INT64_MAX where they can't be before
- * `limit`. Weights are rounded to parts of the heaviest for it, but not their sum. */
-static int64_t time_of(const kvl_engine *engine, const int32_t *entries, int32_t num_entries, const cut *how,
+/* When the compute units are done that take a step's tiles, the heaviest first; their average where that is not below
+ * `limit`, or where each has `many`. Weights are in parts of the heaviest for it; what rounding leaves of one goes to
+ * the next. */
+static int64_t time_of(const kvl_engine *engine, const int32_t *entries, int32_t num_entries, const cut *how, bool many,
                        int64_t limit)
 {
     const weights all = weigh_tiles(engine, entries, engine->order, num_entries, how);
-    if (average(engine, &all) >= limit)
-        return INT64_MAX;
-    const double by = (double)KVL_QUEUE_LONGEST / (double)all.most;
+    if (many || average(engine, &all) >= limit)
+        return average(engine, &all);
     int32_t tiles[KVL_QUEUE_LONGEST + 1] = {0};
-    int64_t rounded = 0;
+    int64_t left = 0;
     for (int32_t i = 0; i < num_entries; i++) {
         const int32_t *entry = entries + i * ENTRY_INTS;
         const tiling cuts = cut_entry(how, entry);
         for (int32_t tile = 0; tile < cuts.num; tile++) {
-            int level = (int)((double)weigh(engine, entry, span_of(&cuts, entry, tile)) * by + 0.5);
-            level = level ? level : 1;
-            tiles[level]++;
-            rounded += level;
+            left += weigh(engine, entry, span_of(&cuts, entry, tile)) * KVL_QUEUE_LONGEST;
+            int64_t length = left / all.most;
+            left -= length * all.most;
+            tiles[length]++;
         }
     }
     const kvl_loads loads =
         kvl_queue_share(tiles, KVL_QUEUE_LONGEST, items_of(engine, 1), engine->device->caps.compute_units);
-    return rounded ? kvl_queue_last(&loads) * all.total / rounded : 0;
+    return kvl_queue_last(&loads) * all.most / KVL_QUEUE_LONGEST;
 }
 
-/* The cut by which the compute units are done first: full tiles, or lower ones, or full and the next lower ones. */
-static cut choose_cut(const kvl_engine *engine, const int32_t *entries, int32_t num_entries)
+/* The cut by which the compute units are done first: full tiles, or lower ones, or, unless each has many, full and the
+ * next lower ones. */
+static cut choose_cut(const kvl_engine *engine, const int32_t *entries, int32_t num_entries, bool many)
 {
     int32_t high = engine->tile_queries, part = engine->tile_part;
-    const cut full = {high, high, 0};
+    cut best = {high, high, 0};
     if (part == high)
-        return full;
-    int64_t time_full = time_of(engine, entries, num_entries, &full, INT64_MAX),
-            least = time_full - time_full / LOW_GAIN;
-    cut best = full;
+        return best;
+    int64_t least = time_of(engine, entries, num_entries, &best, many, INT64_MAX);
+    least -= least / LOW_GAIN;
     for (int32_t low = part; low < high; low += part) {
-        for (int32_t parts = low + part == high ? 1 : LOW_PARTS; parts <= LOW_PARTS; parts++) {
+        int32_t fewest = many || low + part < high ? LOW_PARTS : 1;
+        for (int32_t parts = LOW_PARTS; parts >= fewest; parts--) {
             const cut now = {parts == LOW_PARTS ? low : high, low, parts};
-            int64_t time = time_of(engine, entries, num_entries, &now, least);
+            int64_t time = time_of(engine, entries, num_entries, &now, many, least);
             if (time < least) {
                 least = time;
                 best = now;
@@ -214,14 +215,14 @@ static void make_bands(const kvl_engine *engine, int64_t most, int64_t *least)
     least[engine->chosen[KVL_PREFILL].variant->persistent ? 0 : BANDS - 1] = 0;
 }
 
-/* The band that a tile belongs to. One that is lower than it might be fills up what others leave, a band later. */
-static int band_of(const kvl_engine *engine, const int32_t *entry, span queries, const int64_t *least)
+/* The band that a tile belongs to. A lower one fills up what the high ones leave, a band later. */
+static int band_of(const kvl_engine *engine, const int32_t *entry, span queries, const cut *how, const int64_t *least)
 {
     int64_t weighs = weigh(engine, entry, queries);
     int band = 0;
     while (weighs < least[band])
         band++;
-    bool later = queries.num < engine->tile_queries && queries.first + queries.num < entry[ENTRY_Q_LEN];
+    bool later = queries.num < how->high && queries.first + queries.num < entry[ENTRY_Q_LEN];
     return later && least[band] > 0 ? band + 1 : band;
 }
 
@@ -231,7 +232,7 @@ static void count_bands(const kvl_engine *engine, const int32_t *entry, const cu
 {
     const tiling cuts = cut_entry(how, entry);
     for (int32_t tile = 0; tile < cuts.num; tile++)
-        tiles[band_of(engine, entry, span_of(&cuts, entry, tile), least)]++;
+        tiles[band_of(engine, entry, span_of(&cuts, entry, tile), how, least)]++;
 }
 
 /* The tiles of an entry, the last first: each band's from where `next` says, KV head for KV head. */
@@ -244,7 +245,7 @@ static void write_entry(const kvl_engine *engine, const int32_t *entry, int32_t 
     count_bands(engine, entry, how, least, tiles);
     for (int32_t tile = cuts.num - 1; tile >= 0; tile--) {
         const span queries = span_of(&cuts, entry, tile);
-        int band = band_of(engine, entry, queries, least);
+        int band = band_of(engine, entry, queries, how, least);
         for (int32_t kv_head = 0; kv_head < heads; kv_head++) {
             int32_t at = next[band] + (kv_head * tiles[band] + before[band]) * chunks;
             for (int32_t chunk = 0; chunk < chunks; chunk++)
@@ -298,21 +299,19 @@ static void write_claims(const kvl_engine *engine, const cut *how, int32_t *meta
 }
 
 /* Where each unit has many tiles it does not matter which is last: sequences go out one after the other then, whose K
- * and V stay in cache. Else tiles are cut so that units end together, and go out in bands of all sequences. */
+ * and V stay in cache. Else they go out in bands of all sequences, cut so that units end together. */
 void kvl_tiles_write(const kvl_engine *engine, int32_t *meta, kvl_schedule *at)
 {
     const int32_t *entries = meta + at->entries_at, *order = engine->order;
-    int32_t num_entries = at->num_entries, each = 1, *items = meta + at->used;
-    cut how = {engine->tile_queries, engine->tile_queries, 0};
+    int32_t num_entries = at->num_entries, *items = meta + at->used;
+    const cut full = {engine->tile_queries, engine->tile_queries, 0};
     sort_by_work(entries, num_entries, engine->order);
-    const weights all = weigh_tiles(engine, entries, order, num_entries, &how);
-    if (average(engine, &all) < MANY * all.most) {
-        how = choose_cut(engine, entries, num_entries);
-        each = num_entries;
-    }
+    const weights all = weigh_tiles(engine, entries, order, num_entries, &full);
+    bool many = average(engine, &all) >= MANY * all.most;
+    const cut how = choose_cut(engine, entries, num_entries, many);
     at->items_at = at->used;
     at->num_items = 0;
-    for (int32_t i = 0; i < num_entries; i += each)
+    for (int32_t i = 0, each = many ? 1 : num_entries; i < num_entries; i += each)
         at->num_items += write_tiles(engine, entries, order + i, each, &how, items + ITEM_INTS * at->num_items);
     at->used += ITEM_INTS * at->num_items;
     if (engine->chosen[KVL_PREFILL].variant->persistent)
