@@ -16,9 +16,9 @@ import time
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from shapes import SHAPES
+
 HEADS, KV_HEADS, DIM, PAGE = 32, 8, 128, 16
-DECODE = [(1, 4096), (1, 32768), (16, 4096), (64, 4096), (128, 2048), (8, 32768)]
-PREFILL = [(1, 2048, 2048), (1, 8192, 8192), (4, 4096, 4096), (16, 1024, 1024), (8, 16896, 512)]
 ROTATED = 1 << 30  # bytes of K and V in all, well past the cache
 SHORTEST = 5e-3    # seconds a run takes at least
 
@@ -194,8 +194,8 @@ def main():
     parser.add_argument("--runs", type=int, default=50, help="timed runs (50)")
     parser.add_argument("--rest", type=int, default=0, metavar="MS", help="idle time before each run (0)")
     arguments = parser.parse_args()
-    for batch, context, *q_len in DECODE if arguments.bench == "decode" else PREFILL:
-        run(arguments, arguments.bench, batch, context, q_len[0] if q_len else 1)
+    for shape in SHAPES[arguments.bench]:
+        run(arguments, arguments.bench, *shape)
 
 
 if __name__ == "__main__":

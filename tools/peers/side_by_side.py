@@ -12,6 +12,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+from shapes import SHAPES
+
 HERE = Path(__file__).resolve().parent
 OURS = "kvleaf, paged"
 
@@ -77,9 +79,9 @@ def main():
     options = parser.parse_args()
     peers = rows_of([sys.executable, HERE / "nvidia.py", options.bench, "--runs", options.runs, "--rest",
                      options.rest])
-    table = {}
+    table = {shape: {} for shape in SHAPES[options.bench]}
     for row in peers:
-        table.setdefault(shape_of(row), {})[row["peer"]] = row
+        table[shape_of(row)][row["peer"]] = row
     for shape, rows in table.items():
         for row in measure_kvleaf(options, shape):
             rows[OURS] = row
@@ -89,7 +91,7 @@ def main():
                 print(json.dumps(row))
     else:
         print_table(table, options.bench)
-    return 0 if table and all(OURS in rows for rows in table.values()) else 1
+    return 0 if all(OURS in rows for rows in table.values()) else 1
 
 
 if __name__ == "__main__":
