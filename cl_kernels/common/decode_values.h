@@ -24,5 +24,6 @@ typedef struct decode_values {
     DEVICE_TYPE(int4) first_row;                       /* {q token, visible keys, table, first key} */
     DEVICE_TYPE(int2) runs;                            /* {splits a run of the first row, rows} */
     DEVICE_TYPE(float) scale_log2;                     /* softmax_scale * log2 e */
+    DEVICE_TYPE(int) none;                             /* or the end is padding, which rusticl does not count */
 } decode_values;
 #endif

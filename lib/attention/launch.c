@@ -5,6 +5,8 @@
 #include "common/decode_values.h"
 #include "common/plan.h"
 
+#include <stddef.h>
+
 #define LOG2E 1.44269504088896340736f
 
 static kvleaf_status need_step(const kvl_engine *engine)
@@ -110,7 +112,8 @@ typedef struct attend_call {
     cl_long2 slots;    /* where they lie in meta, -1 where decode is to append nothing; that of the first row */
 } attend_call;
 
-_Static_assert(sizeof(decode_values) == 320, "no padding that C and OpenCL C may see differently");
+_Static_assert(sizeof(decode_values) == 320 && offsetof(decode_values, none) == 316,
+               "no padding that C and OpenCL C may see differently");
 
 static decode_values values_of(const kvl_engine *engine, const attend_call *call)
 {

@@ -118,10 +118,13 @@ static void print_row(const bench_config *config, const bench_result *result)
         printf(" %6.1f", limits->table_read_gb_per_s);
     else
         printf(" %6s", "");
-    printf("  %s%3.0f%%%s (best %.0f%%)  %s%s%s%s\n", cli_colour(CLI_BOLD), 100 * reached / limit,
-           cli_colour(CLI_PLAIN), 100 * reached / limit * result->median_us / result->best_us, result->variant,
+    printf("  %s%3.0f%%%s (best %.0f%%)  %s%s%s%s", cli_colour(CLI_BOLD), 100 * reached / limit, cli_colour(CLI_PLAIN),
+           100 * reached / limit * result->median_us / result->best_us, result->variant,
            config->in_order ? ", blocks in order" : "", config->shared_prefix ? ", sharing " : "",
            config->shared_prefix ? sharing_names[config->sharing] : "");
+    if (config->rest_ms)
+        printf(", rests of %d ms", config->rest_ms);
+    printf("\n");
     fflush(stdout);
 }
 
@@ -289,6 +292,8 @@ int main(int argc, char **argv)
     config.kind = parse_kind(&program);
     if (config.kind == BENCH_APPEND && config.shape.block_size == 0)
         cli_usage(&program, "--block-size is 0, append needs blocks");
+    if (config.rest_ms && config.kind > BENCH_APPEND)
+        cli_usage(&program, "--rest is for decode, prefill and append");
     if (config.ragged && config.kind != BENCH_DECODE && config.kind != BENCH_PREFILL)
         cli_usage(&program, "--ragged is for decode and prefill");
     if (config.ragged && config.shared_prefix)
