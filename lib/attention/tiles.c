@@ -125,15 +125,11 @@ static int64_t average(const kvl_engine *engine, const weights *all)
     return kvl_ceil_div(items_of(engine, all->total), engine->device->caps.compute_units);
 }
 
-/* When the compute units are done that take a step's tiles, the heaviest first; their average where that is not below
- * `limit`, or where each has `many`. Weights are in parts of the heaviest for it; what rounding leaves of one goes to
- * the next. */
-static int64_t time_of(const kvl_engine *engine, const int32_t *entries, int32_t num_entries, const cut *how, bool many,
-                       int64_t limit)
+/* When the compute units are done that take a step's tiles, the heaviest first. Weights are in parts of the heaviest
+ * for it, `most`; what rounding leaves of one goes to the next. */
+static int64_t deal_out(const kvl_engine *engine, const int32_t *entries, int32_t num_entries, const cut *how,
+                        int64_t most)
 {
-    const weights all = weigh_tiles(engine, entries, engine->order, num_entries, how);
-    if (many || average(engine, &all) >= limit)
-        return average(engine, &all);
     int32_t tiles[KVL_QUEUE_LONGEST + 1] = {0};
     int64_t left = 0;
     for (int32_t i = 0; i < num_entries; i++) {
@@ -141,31 +137,38 @@ static int64_t time_of(const kvl_engine *engine, const int32_t *entries, int32_t
         const tiling cuts = cut_entry(how, entry);
         for (int32_t tile = 0; tile < cuts.num; tile++) {
             left += weigh(engine, entry, span_of(&cuts, entry, tile)) * KVL_QUEUE_LONGEST;
-            int64_t length = left / all.most;
-            left -= length * all.most;
+            int64_t length = left / most;
+            left -= length * most;
             tiles[length]++;
         }
     }
     const kvl_loads loads =
         kvl_queue_share(tiles, KVL_QUEUE_LONGEST, items_of(engine, 1), engine->device->caps.compute_units);
-    return kvl_queue_last(&loads) * all.most / KVL_QUEUE_LONGEST;
+    return kvl_queue_last(&loads) * most / KVL_QUEUE_LONGEST;
 }
 
-/* The cut by which the compute units are done first: full tiles, or lower ones, or, unless each has many, full and the
- * next lower ones. */
-static cut choose_cut(const kvl_engine *engine, const int32_t *entries, int32_t num_entries, bool many)
+/* The cut by which the compute units are done first: full tiles, or lower ones, or full and the next lower ones. Where
+ * each unit has *many, it does not matter which is last: tiles of one height then, by the average. */
+static cut choose_cut(const kvl_engine *engine, const int32_t *entries, int32_t num_entries, bool *many)
 {
     int32_t high = engine->tile_queries, part = engine->tile_part;
     cut best = {high, high, 0};
+    const weights full = weigh_tiles(engine, entries, engine->order, num_entries, &best);
+    int64_t least = average(engine, &full);
+    *many = least >= MANY * full.most;
     if (part == high)
         return best;
-    int64_t least = time_of(engine, entries, num_entries, &best, many, INT64_MAX);
+    if (!*many)
+        least = deal_out(engine, entries, num_entries, &best, full.most);
     least -= least / LOW_GAIN;
     for (int32_t low = part; low < high; low += part) {
-        int32_t fewest = many || low + part < high ? LOW_PARTS : 1;
+        int32_t fewest = *many || low + part < high ? LOW_PARTS : 1;
         for (int32_t parts = LOW_PARTS; parts >= fewest; parts--) {
             const cut now = {parts == LOW_PARTS ? low : high, low, parts};
-            int64_t time = time_of(engine, entries, num_entries, &now, many, least);
+            const weights all = weigh_tiles(engine, entries, engine->order, num_entries, &now);
+            int64_t time = average(engine, &all);
+            if (time < least && !*many) /* dealt out, they take no less */
+                time = deal_out(engine, entries, num_entries, &now, all.most);
             if (time < least) {
                 least = time;
                 best = now;
@@ -298,17 +301,15 @@ static void write_claims(const kvl_engine *engine, const cut *how, int32_t *meta
     at->used += num + 1;
 }
 
-/* Where each unit has many tiles it does not matter which is last: sequences go out one after the other then, whose K
- * and V stay in cache. Else they go out in bands of all sequences, cut so that units end together. */
+/* Where each unit has many tiles, sequences go out one after the other, whose K and V then stay in cache; else in bands
+ * of all sequences. */
 void kvl_tiles_write(const kvl_engine *engine, int32_t *meta, kvl_schedule *at)
 {
     const int32_t *entries = meta + at->entries_at, *order = engine->order;
     int32_t num_entries = at->num_entries, *items = meta + at->used;
-    const cut full = {engine->tile_queries, engine->tile_queries, 0};
+    bool many;
     sort_by_work(entries, num_entries, engine->order);
-    const weights all = weigh_tiles(engine, entries, order, num_entries, &full);
-    bool many = average(engine, &all) >= MANY * all.most;
-    const cut how = choose_cut(engine, entries, num_entries, many);
+    const cut how = choose_cut(engine, entries, num_entries, &many);
     at->items_at = at->used;
     at->num_items = 0;
     for (int32_t i = 0, each = many ? 1 : num_entries; i < num_entries; i += each)

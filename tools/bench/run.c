@@ -428,7 +428,8 @@ static int time_runs(const workload *work, bench_result *result)
         runs = once * count * USUAL_RUNS <= longest ? USUAL_RUNS : (int)(longest / (once * count));
     runs = runs > MAX_RUNS ? MAX_RUNS : work->config->runs == 0 && runs < LEAST_RUNS ? LEAST_RUNS : runs;
     for (int i = 0; i < runs; i++) {
-        rest(work->config->rest_ms);
+        if (work->config->rest_ms)
+            rest(work->config->rest_ms);
         times[i] = time_launches(work, count, &set);
         if (times[i] < 0)
             return cli_fail(work->rig->program, "a launch");
