@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Append and attend of a problem in one call: the new tokens are missing from the device's K and V before, and there
- * afterwards, byte for byte; the outputs are those of the reference, and the bits of an attend that finds all there. */
+ * afterwards, byte for byte; the outputs are those of the reference, and the bits of an attend that finds all there.
+ * Once each tensor has a buffer of its own; once K and V are in one, and the new keys and values in that of q. */
 #include "problem.h"
 
 #include <math.h>
@@ -14,6 +15,15 @@ typedef struct fused {
     float *lse;
     size_t out_bytes, lse_bytes;
 } fused;
+
+enum { JOINED = 3 };
+
+/* Arrays that lie in one buffer. */
+typedef struct joined {
+    cl_mem memory;
+    const problem_array *arrays[JOINED]; /* or NULL */
+    size_t at[JOINED];                   /* bytes */
+} joined;
 
 static int64_t position_of(const problem_seq *seq, int32_t row)
 {
@@ -105,7 +115,41 @@ static bool make(problem *problem, kvleaf_dtype source, bool some_negative, fuse
     return problem_upload_outputs(problem);
 }
 
-static kvleaf_status run(problem *problem, kvleaf_attention *attention, bool some_negative, const fused *f)
+/* Puts the arrays' bytes into one buffer of their own. */
+static bool join(const problem *problem, joined *j)
+{
+    size_t bytes = 0;
+    for (int i = 0; i < JOINED && j->arrays[i]; i++) {
+        j->at[i] = bytes;
+        bytes += (j->arrays[i]->bytes + 15) / 16 * 16;
+    }
+    cl_int error = CL_SUCCESS;
+    j->memory = clCreateBuffer(problem->context, CL_MEM_READ_WRITE, bytes, NULL, &error);
+    for (int i = 0; i < JOINED && j->arrays[i] && error == CL_SUCCESS; i++)
+        error = clEnqueueCopyBuffer(problem->queue, j->arrays[i]->buffer, j->memory, 0, j->at[i], j->arrays[i]->bytes,
+                                    0, NULL, NULL);
+    return error == CL_SUCCESS;
+}
+
+/* Takes them back to the arrays' own buffers. */
+static bool part(const problem *problem, const joined *j)
+{
+    cl_int error = CL_SUCCESS;
+    for (int i = 0; i < JOINED && j->arrays[i] && error == CL_SUCCESS; i++)
+        error = clEnqueueCopyBuffer(problem->queue, j->memory, j->arrays[i]->buffer, j->at[i], 0, j->arrays[i]->bytes,
+                                    0, NULL, NULL);
+    return error == CL_SUCCESS;
+}
+
+static void move_to(kvleaf_tensor *tensor, const joined *j, int i)
+{
+    tensor->handle = j->memory;
+    tensor->offset += j->at[i];
+}
+
+/* `cache`: where K and V are, `rows`: where q and the new keys and values are; NULL = in buffers of their own. */
+static kvleaf_status run(problem *problem, kvleaf_attention *attention, bool some_negative, const fused *f,
+                         const joined *cache, const joined *rows)
 {
     kvleaf_batch batch = problem_batch(problem);
     kvleaf_kv_view view = problem_kv_view(problem);
@@ -113,6 +157,13 @@ static kvleaf_status run(problem *problem, kvleaf_attention *attention, bool som
     kvleaf_tensor q = problem_tensor(&problem->q), out = problem_tensor(&problem->out);
     kvleaf_tensor lse = problem_tensor(&problem->lse);
     kvleaf_tensor k = problem_tensor(&f->sources[0]), v = problem_tensor(&f->sources[1]);
+    if (cache) {
+        move_to(&view.k, cache, 0);
+        move_to(&view.v, cache, 1);
+        move_to(&q, rows, 0);
+        move_to(&k, rows, 1);
+        move_to(&v, rows, 2);
+    }
     batch.slot_mapping = some_negative ? f->slots : NULL;
     kvleaf_status status = kvleaf_attention_plan(attention, &batch, &exec);
     return status ? status : kvleaf_attention_append_attend(attention, &k, &v, &q, &view, &out, &lse, &exec);
@@ -138,6 +189,41 @@ static kvleaf_status check(problem *problem, kvleaf_attention *attention, fused 
     return status;
 }
 
+static kvleaf_status run_joined(problem *problem, kvleaf_attention *attention, bool some_negative, const fused *f,
+                                joined *cache, joined *rows, problem_report *report)
+{
+    if (!upload_without(problem, f, false) || !upload_without(problem, f, true) || !problem_upload_outputs(problem) ||
+        !join(problem, cache) || !join(problem, rows)) {
+        problem_fail(report, "no memory for K and V in one buffer");
+        return KVLEAF_OK;
+    }
+    kvleaf_status status = run(problem, attention, some_negative, f, cache, rows);
+    if (status)
+        return status;
+    if (!part(problem, cache) || clFinish(problem->queue) != CL_SUCCESS || !problem_collect(problem)) {
+        problem_fail(report, "%s", problem->fault[0] ? problem->fault : "the device failed");
+        return KVLEAF_OK;
+    }
+    problem_compare_bytes(problem->queue, &problem->k, problem->k.host, "K in one buffer with V", report);
+    problem_compare_bytes(problem->queue, &problem->v, problem->v.host, "V in one buffer with K", report);
+    if (memcmp(f->out, problem->out_bits, f->out_bytes) != 0 || memcmp(f->lse, problem->lse_values, f->lse_bytes) != 0)
+        problem_fail(report, "K and V in one buffer, and new ones in that of q, give other bits");
+    return KVLEAF_OK;
+}
+
+static kvleaf_status check_joined(problem *problem, kvleaf_attention *attention, bool some_negative, const fused *f,
+                                  problem_report *report)
+{
+    joined cache = {.arrays = {&problem->k, &problem->v}};
+    joined rows = {.arrays = {&problem->q, &f->sources[0], &f->sources[1]}};
+    kvleaf_status status = run_joined(problem, attention, some_negative, f, &cache, &rows, report);
+    if (cache.memory)
+        clReleaseMemObject(cache.memory);
+    if (rows.memory)
+        clReleaseMemObject(rows.memory);
+    return status;
+}
+
 kvleaf_status problem_append_attend(problem *problem, kvleaf_attention *attention, kvleaf_dtype source,
                                     bool some_negative, problem_report *report)
 {
@@ -146,9 +232,11 @@ kvleaf_status problem_append_attend(problem *problem, kvleaf_attention *attentio
     memset(report, 0, sizeof(*report));
     report->passed = true;
     if (make(problem, source, some_negative, &f)) {
-        status = run(problem, attention, some_negative, &f);
+        status = run(problem, attention, some_negative, &f, NULL, NULL);
         if (!status)
             status = check(problem, attention, &f, report);
+        if (!status && report->passed)
+            status = check_joined(problem, attention, some_negative, &f, report);
     } else {
         problem_fail(report, "no memory to append and attend");
     }

@@ -94,21 +94,21 @@ kvleaf_status rig_make_plan(rig *r, kvleaf_plan **plan)
                               plan);
 }
 
-static cl_mem side_of(const rig *r, int32_t layer, bool value, size_t *size)
+static cl_mem memory_of(const rig *r, int32_t layer, size_t *size)
 {
-    cl_mem k, v;
-    ASSERT_OK(kvleaf_pool_memory(r->pools[r->group[layer]], r->pool_layer[layer], &k, &v));
-    assert_int_equal(clGetMemObjectInfo(value ? v : k, CL_MEM_SIZE, sizeof *size, size, NULL), CL_SUCCESS);
-    return value ? v : k;
+    cl_mem memory;
+    ASSERT_OK(kvleaf_pool_memory(r->pools[r->group[layer]], r->pool_layer[layer], &memory));
+    assert_int_equal(clGetMemObjectInfo(memory, CL_MEM_SIZE, sizeof *size, size, NULL), CL_SUCCESS);
+    return memory;
 }
 
 static void poison_pools(const rig *r)
 {
     const uint8_t nan = 0xff; /* in every dtype */
-    for (int32_t i = 0; i < 2 * r->p.num_layers; i++) {
+    for (int32_t i = 0; i < r->p.num_layers; i++) {
         size_t size;
-        cl_mem side = side_of(r, i / 2, i % 2, &size);
-        assert_int_equal(clEnqueueFillBuffer(r->queue, side, &nan, 1, 0, size, 0, NULL, NULL), 0);
+        cl_mem memory = memory_of(r, i, &size);
+        assert_int_equal(clEnqueueFillBuffer(r->queue, memory, &nan, 1, 0, size, 0, NULL, NULL), 0);
     }
     assert_int_equal(clFinish(r->queue), CL_SUCCESS);
 }
@@ -540,11 +540,11 @@ const float *rig_lse(const rig *r, int32_t layer, int32_t row)
     return r->lse_values + (size_t)((layer * r->p.max_tokens + row) * r->p.num_heads);
 }
 
-uint8_t *rig_pool_bytes(const rig *r, int32_t layer, bool value, size_t *size)
+uint8_t *rig_pool_bytes(const rig *r, int32_t layer, size_t *size)
 {
-    cl_mem side = side_of(r, layer, value, size);
+    cl_mem memory = memory_of(r, layer, size);
     assert_int_equal(clFinish(r->queue), CL_SUCCESS); /* it may be out-of-order */
-    return support_read(r->queue, side, *size);
+    return support_read(r->queue, memory, *size);
 }
 
 /* The same for K or V of one layer. */
@@ -555,11 +555,12 @@ static void check_side(const rig *r, const rig_seq *seq, int32_t layer, bool val
     int32_t table[RIG_LENGTH], count = 0, dim = pool.head_dim_k, heads = pool.num_kv_heads;
     ASSERT_OK(kvleaf_seq_table(r->cache, seq->seq, r->group[layer], table, RIG_LENGTH, &count));
     size_t tile = kvleaf_layout_tile(pool.layout, pool.block_size, dim), size;
-    uint8_t *bytes = rig_pool_bytes(r, layer, value, &size);
+    uint8_t *bytes = rig_pool_bytes(r, layer, &size);
     for (int32_t t = 0; t < seq->committed; t++)
         for (int32_t h = 0; h < heads && table[t / pool.block_size] != KVLEAF_NO_BLOCK; h++)
             for (int32_t d = 0; d < dim; d++) {
-                size_t at = ((size_t)table[t / pool.block_size] * (size_t)heads + (size_t)h) * tile +
+                size_t side = 2 * (size_t)table[t / pool.block_size] + (size_t)value;
+                size_t at = (side * (size_t)heads + (size_t)h) * tile +
                             kvleaf_layout_offset(pool.layout, value, pool.block_size, dim, t % pool.block_size, d);
                 float expected = stored(r, value ? 'v' : 'k', r->source[layer], seq->tokens[t], h, d);
                 if (reference_load(r->p.kv_dtype, bytes, at) != expected)

@@ -120,8 +120,8 @@ const float *rig_lse(const rig *r, int32_t layer, int32_t row);
 size_t rig_row_bytes(const rig *r, int32_t layer);
 int32_t rig_dim(const rig *r, int32_t layer);
 
-/* All bytes of K or V that a layer reads. */
-uint8_t *rig_pool_bytes(const rig *r, int32_t layer, bool value, size_t *size);
+/* All bytes of keys and values that a layer reads. */
+uint8_t *rig_pool_bytes(const rig *r, int32_t layer, size_t *size);
 /* Whether the committed tokens of a sequence lie in the pool as the model says, in every layer. */
 void rig_check_stored(rig *r, const rig_seq *seq, const char *what);
 /* What kvleaf_seq_export gives of some tokens, by the model; malloc'ed. */

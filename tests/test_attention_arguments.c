@@ -367,7 +367,7 @@ static void test_failed_calls(void **state)
 }
 
 /* A layer after the first of a step sets decode's values and what the application brings, nothing else: for decode q, K
- * and V, the new keys and values, for the fold out and LSE. */
+ * and V, the new keys and values unless they are in q's buffer, for the fold out and LSE. */
 static void test_what_a_layer_sets(void **state)
 {
     const attention_rig *rigs = *state;
@@ -376,13 +376,24 @@ static void test_what_a_layer_sets(void **state)
     attention_rig_problem(&rigs[0], &plain, few, COUNT(few), &(problem_options){.seed = 8}, &made);
     plan(attention, &made);
     const layer at = layer_of(&made);
-    static const int64_t expected[] = {8 + 7, 6 + 2, 6 + 3, 6 + 1};
-    for (int32_t k = 0; k < COUNT(expected); k++) {
+    problem_array source = {0};
+    assert_true(problem_array_create(&source, made.context, plain.q_dtype, made.total_q, plain.num_kv_heads,
+                                     plain.head_dim, false));
+    problem_array_guard(&source);
+    assert_true(problem_array_upload(&source, made.queue));
+    const kvleaf_tensor row = problem_tensor(&source);
+    const struct {
+        const kvleaf_tensor *fresh, *lse;
+        int64_t arguments;
+    } layers[] = {{&row, &at.lse, 8 + 7}, {&row, &at.lse, 6 + 2},   {&row, NULL, 6 + 3},
+                  {&row, NULL, 6 + 1},    {&at.q, NULL, 4 + 2 + 1}, {&at.q, NULL, 4 + 1}};
+    for (int32_t i = 0; i < COUNT(layers); i++) {
         int64_t before = arguments_set();
-        ASSERT_OK(kvleaf_attention_append_attend(attention, &at.q, &at.q, &at.q, &at.view, &at.out,
-                                                 k < 2 ? &at.lse : NULL, &at.exec));
-        assert_int_equal(arguments_set() - before, expected[k]);
+        ASSERT_OK(kvleaf_attention_append_attend(attention, layers[i].fresh, layers[i].fresh, &at.q, &at.view, &at.out,
+                                                 layers[i].lse, &at.exec));
+        assert_int_equal(arguments_set() - before, layers[i].arguments);
     }
+    problem_array_destroy(&source);
     problem_destroy(&made);
     kvleaf_attention_destroy(&attention);
 }

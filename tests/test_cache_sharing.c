@@ -10,22 +10,22 @@
 
 /* All bytes of the pool, to see which blocks changed. */
 typedef struct picture {
-    uint8_t *side[2 * RIG_LAYERS];
+    uint8_t *layer[RIG_LAYERS];
     size_t size;
 } picture;
 
 static picture take_picture(const rig *r)
 {
     picture p = {{0}, 0};
-    for (int32_t i = 0; i < 2 * r->p.num_layers; i++)
-        p.side[i] = rig_pool_bytes(r, i / 2, i % 2, &p.size);
+    for (int32_t i = 0; i < r->p.num_layers; i++)
+        p.layer[i] = rig_pool_bytes(r, i, &p.size);
     return p;
 }
 
 static void forget(picture *p)
 {
-    for (int32_t i = 0; i < 2 * RIG_LAYERS; i++)
-        free(p->side[i]);
+    for (int32_t i = 0; i < RIG_LAYERS; i++)
+        free(p->layer[i]);
 }
 
 /* Every block but the listed ones has the bytes it had. */
@@ -37,10 +37,10 @@ static void assert_only_changed(const rig *r, const picture *before, const int32
         bool may = false;
         for (int32_t i = 0; i < count; i++)
             may = may || blocks[i] == block;
-        for (int32_t i = 0; !may && i < 2 * r->p.num_layers; i++)
-            if (memcmp(now.side[i] + (size_t)block * block_bytes, before->side[i] + (size_t)block * block_bytes,
+        for (int32_t i = 0; !may && i < r->p.num_layers; i++)
+            if (memcmp(now.layer[i] + (size_t)block * block_bytes, before->layer[i] + (size_t)block * block_bytes,
                        block_bytes))
-                fail_msg("block %d changed in layer %d", block, i / 2);
+                fail_msg("block %d changed in layer %d", block, i);
     }
     forget(&now);
 }

@@ -253,6 +253,7 @@ static void test_failed_return_over_cached_blocks(void **state)
     rig r;
     rig_params p = params();
     p.num_blocks = 14;
+    p.num_layers = 3; /* the first and the last are of one group */
     p.opencl = shim_table();
     shim_reset();
     rig_open(&r, &p);
@@ -270,7 +271,7 @@ static void test_failed_return_over_cached_blocks(void **state)
     const kvleaf_exec exec = rig_exec(&r, &(rig_step){0});
     shim.fail_only = SHIM_EnqueueWriteBuffer;
     shim.calls = 0;
-    shim.fail_at = 2; /* K is on its way */
+    shim.fail_at = 2; /* one layer is on its way */
     kvleaf_blocks_stats before = rig_stats(&r);
     ASSERT_STATUS(KVLEAF_DEVICE, kvleaf_seq_swap_in(r.cache, seq->seq, &exec));
     shim.fail_at = 0;

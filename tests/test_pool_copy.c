@@ -13,13 +13,13 @@ typedef struct copy_case {
 } copy_case;
 
 static const copy_case cases[] = {
-    {"copy.portable_1", KVLEAF_F16, KVLEAF_LAYOUT_ROWS, 3, 1, 5}, /* 30 bytes a block */
-    {"copy.portable_1", KVLEAF_F16, KVLEAF_LAYOUT_ROWS, 1, 1, 1}, /* 2 */
+    {"copy.portable_1", KVLEAF_F16, KVLEAF_LAYOUT_ROWS, 3, 1, 5}, /* 60 bytes a block */
+    {"copy.portable_1", KVLEAF_F16, KVLEAF_LAYOUT_ROWS, 1, 1, 1}, /* 4 */
     {"copy.portable_4", KVLEAF_BF16, KVLEAF_LAYOUT_ROWS, 4, 3, 17},
     {"copy.portable_4", KVLEAF_F32, KVLEAF_LAYOUT_ROWS, 1, 1, 1},
     {"copy.portable_16", KVLEAF_F16, KVLEAF_LAYOUT_DIM8, 16, 2, 128},
     {"copy.portable_16", KVLEAF_F32, KVLEAF_LAYOUT_ROWS, 256, 1, 20},
-    {"copy.portable_16", KVLEAF_F16, KVLEAF_LAYOUT_ROWS, 4, 1, 6}, /* 48: no 64 */
+    {"copy.portable_16", KVLEAF_F16, KVLEAF_LAYOUT_ROWS, 4, 1, 6}, /* 96: no 64 */
     {"copy.cpu", KVLEAF_F16, KVLEAF_LAYOUT_CPU16, 16, 2, 128},
     {"copy.cpu", KVLEAF_F32, KVLEAF_LAYOUT_CPU16, 256, 8, 64},
 };
@@ -29,14 +29,14 @@ typedef struct filled_pool {
     cl_command_queue commands;
     kvleaf_pool *pool;
     size_t layer_bytes, block_bytes;
-    unsigned char *bytes[LAYERS * 2]; /* what each buffer must hold */
+    unsigned char *bytes[LAYERS]; /* what each buffer must hold */
 } filled_pool;
 
-static cl_mem pool_buffer(const filled_pool *p, int i)
+static cl_mem pool_buffer(const filled_pool *p, int layer)
 {
-    cl_mem side[2];
-    ASSERT_OK(kvleaf_pool_memory(p->pool, i / 2, &side[0], &side[1]));
-    return side[i % 2];
+    cl_mem memory;
+    ASSERT_OK(kvleaf_pool_memory(p->pool, layer, &memory));
+    return memory;
 }
 
 static void fill_pool(filled_pool *p, kvleaf_device *owner, const copy_case *c)
@@ -51,8 +51,8 @@ static void fill_pool(filled_pool *p, kvleaf_device *owner, const copy_case *c)
     ASSERT_OK(kvleaf_pool_size(owner, params, &bytes));
     ASSERT_OK(kvleaf_pool_create(owner, params, &p->pool));
     p->layer_bytes = bytes.layer_bytes;
-    p->block_bytes = p->layer_bytes / BLOCKS;
-    for (int i = 0; i < LAYERS * 2; i++) {
+    p->block_bytes = bytes.block_bytes;
+    for (int i = 0; i < LAYERS; i++) {
         p->bytes[i] = random_bytes(p->layer_bytes);
         assert_int_equal(clEnqueueWriteBuffer(p->commands, pool_buffer(p, i), CL_TRUE, 0, p->layer_bytes, p->bytes[i],
                                               0, NULL, NULL),
@@ -63,12 +63,12 @@ static void fill_pool(filled_pool *p, kvleaf_device *owner, const copy_case *c)
 /* Every byte of every layer. */
 static void check_pool(const filled_pool *p)
 {
-    for (int i = 0; i < LAYERS * 2; i++) {
+    for (int i = 0; i < LAYERS; i++) {
         uint8_t *now = support_read(p->commands, pool_buffer(p, i), p->layer_bytes);
         for (size_t at = 0; at < p->layer_bytes; at++)
             if (now[at] != p->bytes[i][at])
-                fail_msg("%c of layer %d: byte %zu (block %zu) is %02x, expected %02x", i % 2 ? 'V' : 'K', i / 2, at,
-                         at / p->block_bytes, now[at], p->bytes[i][at]);
+                fail_msg("layer %d: byte %zu (block %zu) is %02x, expected %02x", i, at, at / p->block_bytes, now[at],
+                         p->bytes[i][at]);
         free(now);
     }
 }
@@ -77,13 +77,13 @@ static void empty_pool(filled_pool *p)
 {
     kvleaf_pool_destroy(&p->pool);
     clReleaseCommandQueue(p->commands);
-    for (int i = 0; i < LAYERS * 2; i++)
+    for (int i = 0; i < LAYERS; i++)
         free(p->bytes[i]);
 }
 
 static void expect_copies(filled_pool *p, const int32_t *src, const int32_t *dst, int32_t count)
 {
-    for (int i = 0; i < LAYERS * 2; i++)
+    for (int i = 0; i < LAYERS; i++)
         for (int32_t c = 0; c < count; c++)
             memcpy(p->bytes[i] + (size_t)dst[c] * p->block_bytes, p->bytes[i] + (size_t)src[c] * p->block_bytes,
                    p->block_bytes);
@@ -317,7 +317,7 @@ static void test_host_pool_faults(void **state)
             assert_int_equal(shim.calls_of[SHIM_WaitForEvents] - waited, !marker);
             assert_int_equal(shim_balance(), balance);
         } while (status);
-        assert_int_equal(at, LAYERS * 2 * 3 + 1 + 1);
+        assert_int_equal(at, LAYERS * 3 + 1 + 1);
         assert_int_equal(clFinish(p.commands), CL_SUCCESS);
         if (out)
             check_pool(&p);
@@ -338,7 +338,7 @@ static void test_host_pool_refused(void **state)
     filled_pool p;
     fill_pool(&p, small, &cases[4]);
     kvl_host_pool *host = NULL;
-    ASSERT_FAILS(KVLEAF_UNSUPPORTED, "swap_blocks", kvl_host_pool_create(p.pool, (1 << 20) / 8192 + 1, &host));
+    ASSERT_FAILS(KVLEAF_UNSUPPORTED, "swap_blocks", kvl_host_pool_create(p.pool, (1 << 20) / 16384 + 1, &host));
     ASSERT_FAILS(KVLEAF_UNSUPPORTED, "swap_blocks", kvl_host_pool_create(p.pool, INT32_MAX, &host));
     int64_t balance = shim_balance(), at = 0;
     kvleaf_status status;
@@ -349,7 +349,7 @@ static void test_host_pool_refused(void **state)
         if (status)
             assert_int_equal(shim_balance(), balance);
     } while (status);
-    assert_int_equal(at, LAYERS * 2 + 1);
+    assert_int_equal(at, LAYERS + 1);
     kvl_host_pool_destroy(&host);
     assert_int_equal(shim_balance(), balance);
     empty_pool(&p);
@@ -436,7 +436,7 @@ static void test_each_call_fails(void **state)
             assert_int_equal(event != NULL, status == KVLEAF_OK);
             assert_int_equal(shim_balance(), balance + (status == KVLEAF_OK));
         } while (status);
-        assert_in_range(at, 1 + LAYERS * 7 + 1, 100); /* six arguments and a launch a layer, and a buffer */
+        assert_in_range(at, 1 + LAYERS * 5 + 1, 100); /* four arguments and a launch a layer, and a buffer */
         assert_int_equal(clWaitForEvents(1, &event), CL_SUCCESS);
         shim_table()->ReleaseEvent(event);
         assert_int_equal(clFinish(commands), CL_SUCCESS);
@@ -452,7 +452,7 @@ static void test_each_call_fails(void **state)
 static void test_far_blocks(void **state)
 {
     (void)state;
-    enum { FAR_BLOCKS = 65540, BLOCK_BYTES = 16 * 8 * 128 * 2 };
+    enum { FAR_BLOCKS = 32772, BLOCK_BYTES = 2 * 16 * 8 * 128 * 2 };
     kvleaf_pool *pool = NULL;
     kvleaf_status status = kvleaf_pool_create(
         device, kvleaf_pool_params(.num_blocks = FAR_BLOCKS, .block_size = 16, .num_kv_heads = 8, .head_dim_k = 128),
@@ -462,28 +462,28 @@ static void test_far_blocks(void **state)
         skip();
     }
     ASSERT_OK(status);
-    static const int32_t src[] = {2, 65535, 65536}, dst[] = {65539, 3, 65533}, untouched[] = {0, 1, 65537};
+    static const int32_t src[] = {2, 32767, 32768}, dst[] = {32771, 3, 32765}, untouched[] = {0, 1, 32769};
     unsigned char *data = random_bytes(BLOCK_BYTES * 3), *guard = random_bytes(BLOCK_BYTES * 3);
-    cl_mem side[2];
-    ASSERT_OK(kvleaf_pool_memory(pool, 0, &side[0], &side[1]));
-    for (int i = 0; i < 6; i++) {
-        size_t part = (size_t)(i % 3) * BLOCK_BYTES;
-        assert_int_equal(clEnqueueWriteBuffer(queue, side[i / 3], CL_TRUE, (size_t)src[i % 3] * BLOCK_BYTES,
-                                              BLOCK_BYTES, data + part, 0, NULL, NULL),
+    cl_mem memory;
+    ASSERT_OK(kvleaf_pool_memory(pool, 0, &memory));
+    for (int i = 0; i < 3; i++) {
+        size_t part = (size_t)i * BLOCK_BYTES;
+        assert_int_equal(clEnqueueWriteBuffer(queue, memory, CL_TRUE, (size_t)src[i] * BLOCK_BYTES, BLOCK_BYTES,
+                                              data + part, 0, NULL, NULL),
                          CL_SUCCESS);
-        assert_int_equal(clEnqueueWriteBuffer(queue, side[i / 3], CL_TRUE, (size_t)untouched[i % 3] * BLOCK_BYTES,
-                                              BLOCK_BYTES, guard + part, 0, NULL, NULL),
+        assert_int_equal(clEnqueueWriteBuffer(queue, memory, CL_TRUE, (size_t)untouched[i] * BLOCK_BYTES, BLOCK_BYTES,
+                                              guard + part, 0, NULL, NULL),
                          CL_SUCCESS);
     }
     kvleaf_exec exec = exec_on(queue);
     ASSERT_OK(kvleaf_pool_copy_blocks(pool, src, dst, 3, &exec));
     unsigned char *now = allocate(BLOCK_BYTES);
-    for (int i = 0; i < 12; i++) {
-        const int32_t *ids = i / 6 ? untouched : dst;
-        assert_int_equal(clEnqueueReadBuffer(queue, side[i / 3 % 2], CL_TRUE, (size_t)ids[i % 3] * BLOCK_BYTES,
-                                             BLOCK_BYTES, now, 0, NULL, NULL),
+    for (int i = 0; i < 6; i++) {
+        const int32_t *ids = i / 3 ? untouched : dst;
+        assert_int_equal(clEnqueueReadBuffer(queue, memory, CL_TRUE, (size_t)ids[i % 3] * BLOCK_BYTES, BLOCK_BYTES, now,
+                                             0, NULL, NULL),
                          CL_SUCCESS);
-        assert_memory_equal(now, (i / 6 ? guard : data) + (size_t)(i % 3) * BLOCK_BYTES, BLOCK_BYTES);
+        assert_memory_equal(now, (i / 3 ? guard : data) + (size_t)(i % 3) * BLOCK_BYTES, BLOCK_BYTES);
     }
     free(now);
     free(data);

@@ -1,5 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* A pool's size, its creation with own and with supplied memory, and every way in which that is refused or fails. */
+#include <kvleaf/attention.h>
+
 #include "moves.h"
 #include "shim.h"
 
@@ -25,7 +27,7 @@ static void test_seed_size_of_a_sequence(void **state)
     for (int i = 0; i < COUNT(devices); i++) {
         ASSERT_OK(kvleaf_pool_size(devices[i], llama, &bytes));
         assert_int_equal(bytes.total_bytes, 1677721600);
-        assert_int_equal(bytes.layer_bytes, 1677721600 / 80);
+        assert_int_equal(bytes.layer_bytes, 1677721600 / 40);
         assert_int_equal(bytes.token_bytes, 1677721600 / 2048);
     }
 }
@@ -52,7 +54,8 @@ static void test_sizes(void **state)
             kvleaf_pool_params(.num_layers = 2, .num_blocks = 7, .block_size = cases[i].block_size, .num_kv_heads = 3,
                                .head_dim_k = cases[i].head_dim, .dtype = cases[i].dtype, .layout = cases[i].layout);
         ASSERT_OK(kvleaf_pool_size(NULL, params, &bytes));
-        assert_int_equal(bytes.layer_bytes, cases[i].tile_bytes * 3 * 7);
+        assert_int_equal(bytes.block_bytes, cases[i].tile_bytes * 3 * 2);
+        assert_int_equal(bytes.layer_bytes, cases[i].tile_bytes * 3 * 2 * 7);
         assert_int_equal(bytes.total_bytes, cases[i].tile_bytes * 3 * 7 * 4);
         assert_int_equal(bytes.token_bytes * 7 * (uint64_t)cases[i].block_size, bytes.total_bytes);
         assert_int_equal(bytes.layout, cases[i].layout);
@@ -135,7 +138,7 @@ static void test_null_handles(void **state)
     kvleaf_pool_params params = small_params();
     kvleaf_pool_bytes bytes = {.struct_size = 1};
     kvleaf_pool *pool = NULL;
-    cl_mem k = NULL, v = NULL;
+    cl_mem memory = NULL;
     ASSERT_FAILS(KVLEAF_INVALID, "out", kvleaf_pool_size(device, &params, NULL));
     ASSERT_FAILS(KVLEAF_INVALID, "struct_size", kvleaf_pool_size(device, &params, &bytes));
     bytes.struct_size = sizeof bytes;
@@ -144,7 +147,7 @@ static void test_null_handles(void **state)
     ASSERT_FAILS(KVLEAF_INVALID, "params", kvleaf_pool_create(device, NULL, &pool));
     ASSERT_FAILS(KVLEAF_INVALID, "out", kvleaf_pool_create(device, &params, NULL));
     ASSERT_FAILS(KVLEAF_INVALID, "pool", kvleaf_pool_query(NULL, &params));
-    ASSERT_FAILS(KVLEAF_INVALID, "pool", kvleaf_pool_memory(NULL, 0, &k, &v));
+    ASSERT_FAILS(KVLEAF_INVALID, "pool", kvleaf_pool_memory(NULL, 0, &memory));
     kvleaf_pool_destroy(NULL);
     kvleaf_pool_destroy(&pool);
 
@@ -152,17 +155,16 @@ static void test_null_handles(void **state)
     ASSERT_FAILS(KVLEAF_INVALID, "params", kvleaf_pool_query(pool, NULL));
     kvleaf_pool_params wrong = {.struct_size = 3};
     ASSERT_FAILS(KVLEAF_INVALID, "struct_size", kvleaf_pool_query(pool, &wrong));
-    ASSERT_FAILS(KVLEAF_INVALID, "layer", kvleaf_pool_memory(pool, -1, &k, &v));
-    ASSERT_FAILS(KVLEAF_INVALID, "layer", kvleaf_pool_memory(pool, 3, &k, &v));
-    ASSERT_FAILS(KVLEAF_INVALID, "k", kvleaf_pool_memory(pool, 0, NULL, &v));
-    ASSERT_FAILS(KVLEAF_INVALID, "v", kvleaf_pool_memory(pool, 0, &k, NULL));
-    assert_null(k);
+    ASSERT_FAILS(KVLEAF_INVALID, "layer", kvleaf_pool_memory(pool, -1, &memory));
+    ASSERT_FAILS(KVLEAF_INVALID, "layer", kvleaf_pool_memory(pool, 3, &memory));
+    ASSERT_FAILS(KVLEAF_INVALID, "memory", kvleaf_pool_memory(pool, 0, NULL));
+    assert_null(memory);
     kvleaf_pool_destroy(&pool);
     assert_null(pool);
     kvleaf_pool_destroy(&pool);
 }
 
-/* Defaults filled in, AUTO resolved; K and V of each layer are buffers of their own of layer_bytes. */
+/* Defaults filled in, AUTO resolved; each layer is a buffer of layer_bytes. */
 static void test_query_and_memory(void **state)
 {
     (void)state;
@@ -179,13 +181,43 @@ static void test_query_and_memory(void **state)
     assert_int_equal(got.layout, kvl_layout_best(device, KVLEAF_F16, 16, 64, 0));
     assert_int_equal(got.layout, bytes.layout);
     assert_null(got.memory);
-    cl_mem k, v;
-    ASSERT_OK(kvleaf_pool_memory(pool, 0, &k, &v));
-    assert_ptr_not_equal(k, v);
+    cl_mem memory;
+    ASSERT_OK(kvleaf_pool_memory(pool, 0, &memory));
     size_t size = 0;
-    assert_int_equal(clGetMemObjectInfo(v, CL_MEM_SIZE, sizeof size, &size, NULL), CL_SUCCESS);
+    assert_int_equal(clGetMemObjectInfo(memory, CL_MEM_SIZE, sizeof size, &size, NULL), CL_SUCCESS);
     assert_int_equal(size, bytes.layer_bytes);
     assert_ptr_equal(kvl_pool_device(pool), device);
+    kvleaf_pool_destroy(&pool);
+}
+
+/* A layer as the attention calls take it: the pool's buffer, V half a block behind K. */
+static void test_view(void **state)
+{
+    (void)state;
+    kvleaf_pool *pool;
+    const kvleaf_pool_params params = small_params();
+    kvleaf_pool_bytes bytes = BYTES_INIT;
+    kvleaf_kv_view view = {.struct_size = 5};
+    cl_mem memory;
+    ASSERT_OK(kvleaf_pool_size(device, &params, &bytes));
+    ASSERT_OK(kvleaf_pool_create(device, &params, &pool));
+    ASSERT_OK(kvleaf_pool_memory(pool, 1, &memory));
+    ASSERT_FAILS(KVLEAF_INVALID, "out", kvleaf_pool_view(pool, 1, NULL));
+    ASSERT_FAILS(KVLEAF_INVALID, "struct_size", kvleaf_pool_view(pool, 1, &view));
+    view.struct_size = sizeof view;
+    ASSERT_FAILS(KVLEAF_INVALID, "pool", kvleaf_pool_view(NULL, 1, &view));
+    ASSERT_FAILS(KVLEAF_INVALID, "layer", kvleaf_pool_view(pool, 3, &view));
+    assert_null(view.k.handle);
+    ASSERT_OK(kvleaf_pool_view(pool, 1, &view));
+    assert_ptr_equal(view.k.handle, memory);
+    assert_ptr_equal(view.v.handle, memory);
+    assert_int_equal(view.k.offset, 0);
+    assert_int_equal(view.v.offset, bytes.block_bytes / 2);
+    assert_int_equal(view.block_stride * 2, bytes.block_bytes); /* of f16 */
+    assert_int_equal(view.k.dtype, KVLEAF_F16);
+    assert_int_equal(view.v.dtype, KVLEAF_F16);
+    assert_int_equal(view.layout, KVLEAF_LAYOUT_ROWS);
+    assert_int_equal(view.num_blocks, 5);
     kvleaf_pool_destroy(&pool);
 }
 
@@ -197,7 +229,7 @@ static void test_too_large(void **state)
     limited_params.max_alloc_bytes = 1 << 20;
     kvleaf_device *limited;
     ASSERT_OK(kvleaf_device_open(&limited_params, &limited));
-    kvleaf_pool_params params = *kvleaf_pool_params(.num_layers = 9, .num_blocks = 64, .block_size = 16,
+    kvleaf_pool_params params = *kvleaf_pool_params(.num_layers = 9, .num_blocks = 32, .block_size = 16,
                                                     .num_kv_heads = 8, .head_dim_k = 64, .dtype = KVLEAF_F16);
     kvleaf_pool_bytes bytes = BYTES_INIT;
     kvleaf_pool *pool = NULL;
@@ -208,7 +240,7 @@ static void test_too_large(void **state)
     params.num_blocks++;
     ASSERT_FAILS(KVLEAF_UNSUPPORTED, "layer_bytes", kvleaf_pool_size(limited, &params, &bytes));
     ASSERT_FAILS(KVLEAF_UNSUPPORTED, "layer_bytes", kvleaf_pool_create(limited, &params, &pool));
-    assert_int_equal(kvleaf_last_error()->value, 65 * 16384);
+    assert_int_equal(kvleaf_last_error()->value, 33 * 32768);
     assert_int_equal(kvleaf_last_error()->limit, 1 << 20);
     assert_non_null(strstr(kvleaf_last_error()->message, "1048576"));
     kvleaf_device_destroy(&limited);
@@ -220,7 +252,7 @@ static void test_too_large(void **state)
     ASSERT_FAILS(KVLEAF_UNSUPPORTED, "layer_bytes", kvleaf_pool_size(NULL, &params, &bytes));
     params.num_layers = 1;
     ASSERT_OK(kvleaf_pool_size(NULL, &params, &bytes));
-    assert_int_equal(bytes.layer_bytes, (uint64_t)INT32_MAX * 4 * 65536 * 2);
+    assert_int_equal(bytes.layer_bytes, (uint64_t)INT32_MAX * 4 * 65536 * 2 * 2);
     ASSERT_FAILS(KVLEAF_UNSUPPORTED, "layer_bytes", kvleaf_pool_create(device, &params, &pool));
 }
 
@@ -231,7 +263,7 @@ static cl_uint references(cl_mem memory)
     return count;
 }
 
-enum { SMALL_BUFFERS = 6, SMALL_LAYER_BYTES = 5 * 2 * 4 * 20 * 2 };
+enum { SMALL_BUFFERS = 3, SMALL_LAYER_BYTES = 5 * 2 * 2 * 4 * 20 * 2 };
 
 static void make_small_memory(cl_mem *memory, cl_context context, size_t size)
 {
@@ -254,7 +286,7 @@ static void release_small_memory(cl_mem *memory)
 static void test_supplied_memory(void **state)
 {
     (void)state;
-    cl_mem memory[SMALL_BUFFERS], given[SMALL_BUFFERS], k, v;
+    cl_mem memory[SMALL_BUFFERS], given[SMALL_BUFFERS], got;
     make_small_memory(memory, kvleaf_device_context(device), SMALL_LAYER_BYTES);
     kvleaf_pool_params params = small_params();
     params.memory = given;
@@ -262,25 +294,24 @@ static void test_supplied_memory(void **state)
     memcpy(given, memory, sizeof memory);
     ASSERT_OK(kvleaf_pool_create(device, &params, &pool));
     memset(given, 0, sizeof given); /* the list itself is not kept */
-    for (int layer = 0; layer < 3; layer++) {
-        ASSERT_OK(kvleaf_pool_memory(pool, layer, &k, &v));
-        assert_ptr_equal(k, memory[2 * layer]);
-        assert_ptr_equal(v, memory[2 * layer + 1]);
-        assert_int_equal(references(k), 2);
+    for (int layer = 0; layer < SMALL_BUFFERS; layer++) {
+        ASSERT_OK(kvleaf_pool_memory(pool, layer, &got));
+        assert_ptr_equal(got, memory[layer]);
+        assert_int_equal(references(got), 2);
     }
     kvleaf_pool_destroy(&pool);
 
     memcpy(given, memory, sizeof memory);
-    given[3] = NULL;
+    given[1] = NULL;
     ASSERT_FAILS(KVLEAF_INVALID, "memory", kvleaf_pool_create(device, &params, &pool));
-    assert_int_equal(kvleaf_last_error()->value, 3);
+    assert_int_equal(kvleaf_last_error()->value, 1);
     cl_int error;
-    given[3] = clCreateBuffer(kvleaf_device_context(device), CL_MEM_READ_WRITE, SMALL_LAYER_BYTES - 1, NULL, &error);
+    given[1] = clCreateBuffer(kvleaf_device_context(device), CL_MEM_READ_WRITE, SMALL_LAYER_BYTES - 1, NULL, &error);
     assert_int_equal(error, CL_SUCCESS);
     ASSERT_FAILS(KVLEAF_TOO_SMALL, "memory", kvleaf_pool_create(device, &params, &pool));
     assert_int_equal(kvleaf_last_error()->value, SMALL_LAYER_BYTES - 1);
     assert_int_equal(kvleaf_last_error()->limit, SMALL_LAYER_BYTES);
-    clReleaseMemObject(given[3]);
+    clReleaseMemObject(given[1]);
     assert_null(pool);
     release_small_memory(memory);
 }
@@ -292,12 +323,12 @@ static void test_memory_of_another_context(void **state)
     cl_mem memory[SMALL_BUFFERS], mine[SMALL_BUFFERS];
     make_small_memory(memory, kvleaf_device_context(other), SMALL_LAYER_BYTES);
     make_small_memory(mine, kvleaf_device_context(device), SMALL_LAYER_BYTES);
-    cl_mem given[SMALL_BUFFERS] = {mine[0], mine[1], mine[2], mine[3], mine[4], memory[5]};
+    cl_mem given[SMALL_BUFFERS] = {mine[0], mine[1], memory[2]};
     kvleaf_pool_params params = small_params();
     params.memory = given;
     kvleaf_pool *pool = NULL;
     ASSERT_FAILS(KVLEAF_FOREIGN, "memory", kvleaf_pool_create(device, &params, &pool));
-    assert_int_equal(kvleaf_last_error()->value, 5);
+    assert_int_equal(kvleaf_last_error()->value, 2);
     assert_null(pool);
     release_small_memory(memory);
     release_small_memory(mine);
@@ -320,9 +351,9 @@ static void test_lifetimes(void **state)
     held = pool;
     kvl_pool_retain(held);
     kvleaf_pool_destroy(&pool);
-    cl_mem k, v;
-    ASSERT_OK(kvleaf_pool_memory(held, 2, &k, &v));
-    assert_int_equal(references(k), 1);
+    cl_mem memory;
+    ASSERT_OK(kvleaf_pool_memory(held, 2, &memory));
+    assert_int_equal(references(memory), 1);
     assert_int_equal(shim.buffers, SMALL_BUFFERS);
     kvl_pool_release(held);
     assert_int_equal(shim_balance(), 0);
@@ -392,6 +423,7 @@ int main(void)
         cmocka_unit_test(test_bad_fields),
         cmocka_unit_test(test_null_handles),
         cmocka_unit_test(test_query_and_memory),
+        cmocka_unit_test(test_view),
         cmocka_unit_test(test_too_large),
         cmocka_unit_test(test_supplied_memory),
         cmocka_unit_test(test_memory_of_another_context),

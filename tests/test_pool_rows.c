@@ -30,7 +30,7 @@ typedef struct scene {
     kvleaf_pool *pool;
     kvleaf_pool_params params;
     size_t element, tile, padded, layer_bytes;
-    unsigned char *expected[LAYERS * 2];
+    unsigned char *expected[LAYERS];
 } scene;
 
 static void open_scene(scene *s, kvleaf_device *owner, const rows_case *c)
@@ -45,42 +45,43 @@ static void open_scene(scene *s, kvleaf_device *owner, const rows_case *c)
     s->element = kvleaf_dtype_size(c->dtype);
     s->tile = kvleaf_layout_tile(c->layout, c->block_size, c->head_dim);
     s->padded = s->tile / (size_t)c->block_size;
-    s->layer_bytes = s->tile * s->element * (size_t)c->num_kv_heads * BLOCKS;
-    for (int side = 0; side < LAYERS * 2; side++) {
-        s->expected[side] = random_bytes(s->layer_bytes);
-        assert_int_equal(clEnqueueWriteBuffer(s->commands, s->pool->memory[side], CL_TRUE, 0, s->layer_bytes,
-                                              s->expected[side], 0, NULL, NULL),
+    s->layer_bytes = s->tile * s->element * (size_t)c->num_kv_heads * 2 * BLOCKS;
+    for (int layer = 0; layer < LAYERS; layer++) {
+        s->expected[layer] = random_bytes(s->layer_bytes);
+        assert_int_equal(clEnqueueWriteBuffer(s->commands, s->pool->memory[layer], CL_TRUE, 0, s->layer_bytes,
+                                              s->expected[layer], 0, NULL, NULL),
                          CL_SUCCESS);
     }
 }
 
 static void close_scene(scene *s)
 {
-    for (int side = 0; side < LAYERS * 2; side++)
-        free(s->expected[side]);
+    for (int layer = 0; layer < LAYERS; layer++)
+        free(s->expected[layer]);
     kvleaf_pool_destroy(&s->pool);
     clReleaseCommandQueue(s->commands);
 }
 
 static void check_scene(const scene *s, const char *what)
 {
-    for (int side = 0; side < LAYERS * 2; side++) {
-        uint8_t *now = support_read(s->commands, s->pool->memory[side], s->layer_bytes);
+    for (int layer = 0; layer < LAYERS; layer++) {
+        uint8_t *now = support_read(s->commands, s->pool->memory[layer], s->layer_bytes);
         for (size_t i = 0; i < s->layer_bytes; i++)
-            if (now[i] != s->expected[side][i])
-                fail_msg("%s: %s, side %d, byte %zu is %02x, expected %02x", what, kvleaf_layout_name(s->params.layout),
-                         side, i, now[i], s->expected[side][i]);
+            if (now[i] != s->expected[layer][i])
+                fail_msg("%s: %s, layer %d, byte %zu is %02x, expected %02x", what,
+                         kvleaf_layout_name(s->params.layout), layer, i, now[i], s->expected[layer][i]);
         free(now);
     }
 }
 
+/* side = 2 * layer, + 1 for V */
 static unsigned char *element(const scene *s, int side, const int32_t *table, int64_t token, int32_t head, int32_t dim)
 {
     const kvleaf_pool_params *p = &s->params;
-    size_t block = (size_t)table[token / p->block_size];
+    size_t block = 2 * (size_t)table[token / p->block_size] + (size_t)(side % 2);
     size_t offset =
         kvleaf_layout_offset(p->layout, side % 2, p->block_size, p->head_dim_k, (int32_t)(token % p->block_size), dim);
-    return s->expected[side] + ((block * (size_t)p->num_kv_heads + (size_t)head) * s->tile + offset) * s->element;
+    return s->expected[side / 2] + ((block * (size_t)p->num_kv_heads + (size_t)head) * s->tile + offset) * s->element;
 }
 
 static kvleaf_status run(const scene *s, const kvl_rows *rows, int64_t from, void *bytes, bool write)
@@ -189,9 +190,9 @@ static void test_faults(void **state)
         bool write, allocation;
         int64_t attempts; /* until nothing is left to fail */
     } kinds[] = {
-        {false, false, 1 + LAYERS * 2 * 3 + 1}, /* the queue's properties, then a read a run */
+        {false, false, 1 + LAYERS * 3 + 1}, /* the queue's properties, then a read a run */
         {false, true, 3 + 1},
-        {true, false, 1 + LAYERS * 2 * (2 + 2) + 1}, /* both runs are read and written */
+        {true, false, 1 + LAYERS * (2 + 2) + 1}, /* both runs are read and written */
         {true, true, 3 + 1},
     };
     support_memory memory = {0};

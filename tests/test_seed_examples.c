@@ -401,20 +401,21 @@ static float *managed_read(const managed *m, kvleaf_seq seq, int32_t count, bool
     kvleaf_pool_bytes size = {.struct_size = sizeof size};
     int32_t table[16], in_use = 0;
     float *pool, *out = malloc((size_t)count * (size_t)m->kv_heads * (size_t)m->dim * sizeof *out), *next = out;
-    cl_mem k_mem, v_mem;
+    cl_mem memory;
     size_t tile;
 
     ASSERT_OK(kvleaf_pool_query(m->pool, &params));
     ASSERT_OK(kvleaf_pool_size(device, &params, &size));
-    ASSERT_OK(kvleaf_pool_memory(m->pool, 0, &k_mem, &v_mem));
+    ASSERT_OK(kvleaf_pool_memory(m->pool, 0, &memory));
     ASSERT_OK(kvleaf_seq_table(m->cache, seq, 0, table, 16, &in_use));
     pool = malloc(size.layer_bytes);
     assert_true(pool && out && (int64_t)in_use * m->block_size >= count);
-    read_bytes(value ? v_mem : k_mem, pool, size.layer_bytes);
+    read_bytes(memory, pool, size.layer_bytes);
     tile = kvleaf_layout_tile(params.layout, m->block_size, m->dim);
     for (int32_t position = 0; position < count; position++) {
         for (int32_t head = 0; head < m->kv_heads; head++) {
-            size_t at = ((size_t)table[position / m->block_size] * (size_t)m->kv_heads + (size_t)head) * tile;
+            size_t side = 2 * (size_t)table[position / m->block_size] + (size_t)value;
+            size_t at = (side * (size_t)m->kv_heads + (size_t)head) * tile;
 
             for (int32_t d = 0; d < m->dim; d++) {
                 *next++ = pool[at + kvleaf_layout_offset(params.layout, value, m->block_size, m->dim,

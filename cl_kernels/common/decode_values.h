@@ -26,4 +26,12 @@ typedef struct decode_values {
     DEVICE_TYPE(float) scale_log2;                     /* softmax_scale * log2 e */
     DEVICE_TYPE(int) none;                             /* or the end is padding, which rusticl does not count */
 } decode_values;
+
+#ifdef __OPENCL_C_VERSION__
+/* A buffer that is there twice comes once: v is NULL where it is k, k source and v source where they are q. */
+#define FIND_BUFFERS(q, k, v, k_source, v_source)                                                                      \
+    v = v ? v : k;                                                                                                     \
+    k_source = k_source ? k_source : (__global const uchar *)(q);                                                      \
+    v_source = v_source ? v_source : (__global const uchar *)(q)
+#endif
 #endif

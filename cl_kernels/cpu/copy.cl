@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #line 1 "cl_kernels/cpu/copy.cl"
-/* Copies whole blocks of one layer, K and V, as raw bytes in units of 64.
- * Launch: global {pieces, count, 2}, local {1, 1, 1}: the pieces share a block between them. */
+/* Copies whole blocks of one layer as raw bytes in units of 64.
+ * Launch: global {pieces, pairs}, local {1, 1}: the pieces share a block between them. */
 #include "common/config.clh"
 
 #define UNIT 64
@@ -9,13 +9,9 @@ typedef uint16 __attribute__((aligned(4))) copy_unit;
 
 /* pairs: {source, destination} blocks from pairs[first_int]; block_bytes is a multiple of UNIT. */
 __kernel __attribute__((reqd_work_group_size(1, 1, 1))) void
-kvl_copy_blocks(__global uchar *k, __global uchar *v, __global const int *pairs, int first_int, int count,
-                ulong block_bytes)
+kvl_copy_blocks(__global uchar *memory, __global const int *pairs, int first_int, ulong block_bytes)
 {
     int pair = (int)get_group_id(1);
-    if (pair >= count)
-        return;
-    __global uchar *memory = get_group_id(2) ? v : k;
     ulong units = block_bytes / UNIT;
     ulong pieces = get_num_groups(0);
     ulong begin = units * get_group_id(0) / pieces;

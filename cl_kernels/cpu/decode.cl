@@ -454,6 +454,7 @@ kvl_decode(const decode_values in, __global const Q_ELEM *q, __global KV_ELEM *k
            __global const int *table, __global int *meta, __global const uchar *k_source,
            __global const uchar *v_source)
 {
+    FIND_BUFFERS(q, k, v, k_source, v_source);
     float16 q_rows[PIECE_ROWS * VECTORS], acc[PIECE_ROWS * VECTORS], scores[PIECE_ROWS * SPLIT_UNITS];
     float row_max[PIECE_ROWS], row_sum[PIECE_ROWS];
     int kv_heads = heads_of_pieces(in.shape.s1, in.work.s2);

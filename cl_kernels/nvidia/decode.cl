@@ -196,6 +196,7 @@ kvl_decode(const decode_values in, __global const Q_ELEM *q, __global KV_ELEM *k
 {
     __local uchar memory[48000] __attribute__((aligned(1024)));
     asm volatile("//KVL-LOCAL %0;" ::"n"(LOCAL_BYTES_NEEDED));
+    FIND_BUFFERS(q, k, v, k_source, v_source);
     uint base = local_address(memory), thread = (uint)get_local_id(0), groups = (uint)get_num_groups(0);
     uint warp = warp_broadcast(thread >> 5, 0);
     __global int *counter = meta;

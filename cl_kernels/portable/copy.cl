@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #line 1 "cl_kernels/portable/copy.cl"
-/* Copies whole blocks of one layer, K and V, as raw bytes in units of UNIT bytes.
- * Launch: global {pieces * WORK_GROUP, count, 2}, local {WORK_GROUP, 1, 1}: the pieces share a block between them. */
+/* Copies whole blocks of one layer as raw bytes in units of UNIT bytes.
+ * Launch: global {pieces * WORK_GROUP, pairs}, local {WORK_GROUP, 1}: the pieces share a block between them. */
 #include "common/config.clh"
 
 #ifndef UNIT /* bytes moved at once; block_bytes is a multiple of it */
@@ -19,13 +19,9 @@ typedef uchar copy_unit;
 
 /* pairs: {source, destination} blocks from pairs[first_int]. */
 __kernel __attribute__((reqd_work_group_size(WORK_GROUP, 1, 1))) void
-kvl_copy_blocks(__global copy_unit *k, __global copy_unit *v, __global const int *pairs, int first_int, int count,
-                ulong block_bytes)
+kvl_copy_blocks(__global copy_unit *memory, __global const int *pairs, int first_int, ulong block_bytes)
 {
     int pair = (int)get_group_id(1);
-    if (pair >= count)
-        return;
-    __global copy_unit *memory = get_group_id(2) ? v : k;
     ulong units = block_bytes / UNIT;
     __global const copy_unit *source = memory + (ulong)pairs[first_int + 2 * pair] * units;
     __global copy_unit *target = memory + (ulong)pairs[first_int + 2 * pair + 1] * units;

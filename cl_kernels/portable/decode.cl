@@ -452,6 +452,7 @@ kvl_decode(const decode_values in, __global const Q_ELEM *q, __global KV_ELEM *k
     __local long k_tiles[MAX_TILES], v_tiles[MAX_TILES];
     __local int bad;
     const shared_memory at = {query, scores, scratch, scales, nodes, k_tiles, v_tiles, &bad};
+    FIND_BUFFERS(q, k, v, k_source, v_source);
     __global const int *item = meta + in.work.s1 + (int)get_group_id(0) * RUN_INTS;
     __global const int *row = meta + in.work.s0 + item[RUN_ROW] * ROW_INTS;
     int kv_head = (int)get_group_id(1), group = SHAPE_GROUP(in.shape), run = item[RUN_INDEX];

@@ -48,6 +48,9 @@ typedef struct kvleaf_kv_view {
 
 #define KVLEAF_KV_VIEW_INIT KVLEAF_INIT(kvleaf_kv_view)
 
+/* A layer of a pool as a view: the pool's buffer twice, which is not retained. INVALID: layer out of range. */
+KVLEAF_API kvleaf_status kvleaf_pool_view(const kvleaf_pool *pool, int32_t layer, kvleaf_kv_view *out);
+
 /* Which kernel family computes a sequence's rows. Within one family results are bit for bit independent of the
  * batch. */
 typedef enum kvleaf_family {

@@ -2,8 +2,8 @@
 #ifndef KVLEAF_POOL_H
 #define KVLEAF_POOL_H
 
-/* Device-resident K/V storage of all layers. Order is [layer][block][kv_head][tile]: K and V of a layer are one
- * cl_mem each, a tile holds block_size tokens of one KV head. */
+/* Device-resident K/V storage of all layers. Order is [layer][block][K, V][kv_head][tile]: a layer is one cl_mem, in
+ * which each block has its keys and behind them its values; a tile holds block_size tokens of one KV head. */
 
 #include <kvleaf/device.h>
 
@@ -27,8 +27,8 @@ typedef struct kvleaf_pool_params {
     int32_t head_dim_v;      /* 0 = head_dim_k; another value is UNSUPPORTED */
     kvleaf_dtype dtype;
     kvleaf_layout layout;    /* AUTO, ROWS, CPU16, DIM8, SWIZZLE8 */
-    const cl_mem *memory;    /* [num_layers * 2] K, V of each layer, supplied by the application and retained, each at
-                                least kvleaf_pool_size's layer_bytes long; NULL = the pool allocates */
+    const cl_mem *memory;    /* [num_layers] supplied by the application and retained, each at least
+                                kvleaf_pool_size's layer_bytes long; NULL = the pool allocates */
 } kvleaf_pool_params;
 
 #define KVLEAF_POOL_PARAMS_INIT KVLEAF_INIT(kvleaf_pool_params)
@@ -40,7 +40,9 @@ typedef struct kvleaf_pool_params {
 typedef struct kvleaf_pool_bytes {
     uint32_t struct_size;
     uint64_t total_bytes;    /* K and V of all layers */
-    uint64_t layer_bytes;    /* K (or V) of one layer: one cl_mem */
+    uint64_t layer_bytes;    /* one layer: one cl_mem */
+    uint64_t block_bytes;    /* one block of one layer: block b has its keys at b * block_bytes, its values half of
+                                that behind */
     uint64_t token_bytes;    /* K and V of one token in all layers, padding included */
     kvleaf_layout layout;    /* what AUTO became */
 } kvleaf_pool_bytes;
@@ -60,8 +62,8 @@ KVLEAF_API void kvleaf_pool_destroy(kvleaf_pool **pool);
 /* Fills *params with what the pool was made of (defaults and layout resolved, memory NULL). */
 KVLEAF_API kvleaf_status kvleaf_pool_query(const kvleaf_pool *pool, kvleaf_pool_params *params);
 
-/* The buffers of a layer, not retained for the caller. INVALID: layer out of range. */
-KVLEAF_API kvleaf_status kvleaf_pool_memory(const kvleaf_pool *pool, int32_t layer, cl_mem *k, cl_mem *v);
+/* The buffer of a layer, not retained for the caller. INVALID: layer out of range. */
+KVLEAF_API kvleaf_status kvleaf_pool_memory(const kvleaf_pool *pool, int32_t layer, cl_mem *memory);
 
 /* Element offset of (token-in-block, dim) inside the tile of a block and head, and the elements of a tile: the one
  * definition of the layout on the host. `value` = false for K, true for V. Any thread; arguments are not checked. */

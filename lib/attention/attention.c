@@ -283,3 +283,23 @@ kvleaf_status kvleaf_attention_merge(kvleaf_attention *attention, int32_t n, int
                              .lse = lse};
     return kvl_chain_end(&chain, kvl_engine_merge(attention->engine, &merge, &chain));
 }
+
+kvleaf_status kvleaf_pool_view(const kvleaf_pool *pool, int32_t layer, kvleaf_kv_view *out)
+{
+    cl_mem memory = NULL;
+    kvleaf_status status = kvl_check_struct(out, out ? out->struct_size : 0, sizeof *out, "out");
+    if (!status)
+        status = kvleaf_pool_memory(pool, layer, &memory);
+    if (status)
+        return status;
+    const kvleaf_pool_params *params = &pool->params;
+    *out = (kvleaf_kv_view){
+        .struct_size = sizeof *out,
+        .k = {.handle = memory, .dtype = params->dtype},
+        .v = {.handle = memory, .offset = pool->block_bytes / 2, .dtype = params->dtype},
+        .block_stride = (int64_t)(pool->block_bytes / kvleaf_dtype_size(params->dtype)),
+        .layout = params->layout,
+        .num_blocks = params->num_blocks,
+    };
+    return KVLEAF_OK;
+}

@@ -34,6 +34,14 @@ static kvl_arg table_arg(const kvl_engine *engine)
     }
 #define BOUND_ARGS(bound) BUFFER_ARG(bound), KVL_ARG_KEPT((bound).view)
 
+/* A buffer that a kernel knows to be `before` where it is NULL: a driver's enqueue takes its time for each. */
+static kvl_arg buffer_arg(const cl_mem *memory, cl_mem before)
+{
+    static const cl_mem none = NULL;
+    const bool there = *memory && *memory != before;
+    return (kvl_arg){sizeof *memory, there ? memory : &none, !there};
+}
+
 static kvleaf_status launch(kvl_engine *engine, kvl_kernel *kernel, const kvl_arg *args, int count,
                             const size_t global[2], size_t work_group, kvl_chain *chain, bool last)
 {
@@ -150,9 +158,16 @@ static kvleaf_status launch_decode(kvl_engine *engine, const attend_call *call, 
                                    kvl_chain *chain, bool last)
 {
     const decode_values values = values_of(engine, call);
-    const kvl_arg args[] = {KVL_ARG(values),           BUFFER_ARG(call->q),       KVL_ARG(call->view->k),
-                            KVL_ARG(call->view->v),    table_arg(engine),         KVL_ARG_KEPT(engine->meta),
-                            BUFFER_ARG(call->fresh.k), BUFFER_ARG(call->fresh.v), BUFFER_ARG(call->out),
+    const cl_mem q = call->q.memory;
+    const kvl_arg args[] = {KVL_ARG(values),
+                            KVL_ARG(q),
+                            KVL_ARG(call->view->k),
+                            buffer_arg(&call->view->v, call->view->k),
+                            table_arg(engine),
+                            KVL_ARG_KEPT(engine->meta),
+                            buffer_arg(&call->fresh.k.memory, q),
+                            buffer_arg(&call->fresh.v.memory, q),
+                            BUFFER_ARG(call->out),
                             BUFFER_ARG(call->lse)};
     int count = COUNT(args) - (kvl_folds_itself(engine) ? 0 : 2); /* the last two are of kernels that fold */
     size_t group = (size_t)engine->chosen[KVL_DECODE].work_group;

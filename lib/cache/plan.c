@@ -68,18 +68,10 @@ static kvl_engine_params resolve(const kvleaf_cache *cache, const kvl_cache_grou
 static kvleaf_status make_views(const kvl_cache_group *group, kvl_plan_group *part)
 {
     for (int32_t layer = 0; layer < group->num_layers; layer++) {
-        cl_mem k = NULL, v = NULL;
-        kvleaf_status status = kvleaf_pool_memory(group->pool, layer, &k, &v);
-        if (status)
-            return status;
-        const kvleaf_kv_view view = {
-            .struct_size = sizeof view,
-            .k = {.handle = k, .dtype = group->geometry.kv_dtype},
-            .v = {.handle = v, .dtype = group->geometry.kv_dtype},
-            .layout = group->geometry.layout,
-            .num_blocks = group->num_blocks,
-        };
-        status = kvl_engine_view(part->engine, &view, &part->views[layer]);
+        kvleaf_kv_view view = {.struct_size = sizeof view};
+        kvleaf_status status = kvleaf_pool_view(group->pool, layer, &view);
+        if (!status)
+            status = kvl_engine_view(part->engine, &view, &part->views[layer]);
         if (status)
             return status;
     }

@@ -13,7 +13,7 @@ struct kvl_pool_copier {
 
 static uint64_t geometry_block_bytes(const kvl_geometry *g)
 {
-    return (uint64_t)kvleaf_layout_tile(g->layout, g->block_size, g->head_dim) * kvleaf_dtype_size(g->kv_dtype) *
+    return 2 * (uint64_t)kvleaf_layout_tile(g->layout, g->block_size, g->head_dim) * kvleaf_dtype_size(g->kv_dtype) *
            (uint64_t)g->num_kv_heads;
 }
 
@@ -107,23 +107,21 @@ void kvl_pool_copier_destroy(kvl_pool_copier **copier)
 
 static kvleaf_status copy_layer(kvl_pool_copier *copier, const kvl_pool_copies *copies, size_t layer, kvl_chain *chain)
 {
-    cl_int first_int = copies->first_int, count = copies->count;
+    cl_int first_int = copies->first_int;
     cl_ulong block_bytes = copier->pool->block_bytes;
     const kvl_arg args[] = {
-        KVL_ARG(copier->pool->memory[2 * layer]),
-        KVL_ARG(copier->pool->memory[2 * layer + 1]),
+        KVL_ARG(copier->pool->memory[layer]),
         KVL_ARG(copies->pairs),
         KVL_ARG(first_int),
-        KVL_ARG(count),
         KVL_ARG(block_bytes),
     };
     kvleaf_status status =
         kvl_kernel_args(copier->pool->device, copier->kernel, args, (int)(sizeof args / sizeof *args));
     if (status)
         return status;
-    size_t global[3] = {copier->pieces * copier->work_group, (size_t)count, 2};
-    size_t local[3] = {copier->work_group, 1, 1};
-    return kvl_chain_kernel(chain, copier->kernel, 3, global, local, false);
+    size_t global[2] = {copier->pieces * copier->work_group, (size_t)copies->count};
+    size_t local[2] = {copier->work_group, 1};
+    return kvl_chain_kernel(chain, copier->kernel, 2, global, local, false);
 }
 
 kvleaf_status kvl_pool_copier_chain(kvl_pool_copier *copier, const kvl_pool_copies *copies, kvl_chain *chain)

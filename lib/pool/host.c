@@ -6,20 +6,20 @@
 
 #define PAGE 4096 /* what drivers want such memory to be aligned to */
 
-typedef struct side {
+typedef struct host_layer {
     void *allocated;
     unsigned char *bytes; /* [num_blocks][block_bytes], aligned */
     cl_mem pinned;
-} side;
+} host_layer;
 
 struct kvl_host_pool {
     kvleaf_device *device;
-    side *sides; /* [num_sides] K, V of each layer */
-    size_t num_sides, block_bytes;
+    host_layer *layers; /* [num_layers] */
+    size_t num_layers, block_bytes;
     cl_event busy; /* stands for all copies that were enqueued; NULL = none were */
 };
 
-static kvleaf_status make_side(const kvl_host_pool *host, size_t bytes, side *out)
+static kvleaf_status make_layer(const kvl_host_pool *host, size_t bytes, host_layer *out)
 {
     kvleaf_device *device = host->device;
     cl_int error = CL_SUCCESS;
@@ -44,12 +44,12 @@ kvleaf_status kvl_host_pool_create(const kvleaf_pool *like, int32_t num_blocks, 
     if (!host)
         return kvl_fail_memory(sizeof *host);
     host->device = device;
-    host->num_sides = 2 * (size_t)like->params.num_layers;
+    host->num_layers = (size_t)like->params.num_layers;
     host->block_bytes = (size_t)like->block_bytes;
-    host->sides = kvl_alloc(&device->allocator, host->num_sides, sizeof *host->sides);
-    kvleaf_status status = host->sides ? KVLEAF_OK : kvl_fail_memory(host->num_sides * sizeof *host->sides);
-    for (size_t i = 0; !status && i < host->num_sides; i++)
-        status = make_side(host, (size_t)bytes, &host->sides[i]);
+    host->layers = kvl_alloc(&device->allocator, host->num_layers, sizeof *host->layers);
+    kvleaf_status status = host->layers ? KVLEAF_OK : kvl_fail_memory(host->num_layers * sizeof *host->layers);
+    for (size_t i = 0; !status && i < host->num_layers; i++)
+        status = make_layer(host, (size_t)bytes, &host->layers[i]);
     if (status) {
         kvl_host_pool_destroy(&host);
         return status;
@@ -70,12 +70,12 @@ void kvl_host_pool_destroy(kvl_host_pool **at)
         cl->WaitForEvents(1, &host->busy);
         cl->ReleaseEvent(host->busy);
     }
-    for (size_t i = 0; host->sides && i < host->num_sides; i++) {
-        if (host->sides[i].pinned)
-            cl->ReleaseMemObject(host->sides[i].pinned);
-        kvl_free(allocator, host->sides[i].allocated);
+    for (size_t i = 0; host->layers && i < host->num_layers; i++) {
+        if (host->layers[i].pinned)
+            cl->ReleaseMemObject(host->layers[i].pinned);
+        kvl_free(allocator, host->layers[i].allocated);
     }
-    kvl_free(allocator, host->sides);
+    kvl_free(allocator, host->layers);
     kvl_free(allocator, host);
 }
 
@@ -94,7 +94,7 @@ static kvleaf_status copy_all(const kvl_host_pool *host, const kvleaf_pool *pool
                               const kvleaf_swap_copy *copies, int32_t count, bool out, kvl_chain *chain)
 {
     kvleaf_status status = KVLEAF_OK;
-    for (size_t i = 0; i < host->num_sides; i++)
+    for (size_t i = 0; i < host->num_layers; i++)
         for (int32_t at = 0, run; !status && at < count; at += run) {
             int32_t up = run_length(copies, at, count, 1), down = run_length(copies, at, count, -1);
             run = up > down ? up : down;
@@ -102,7 +102,7 @@ static kvleaf_status copy_all(const kvl_host_pool *host, const kvleaf_pool *pool
                 continue;
             const kvleaf_swap_copy *lowest = &copies[up > down ? at : at + run - 1];
             size_t offset = (size_t)lowest->block * host->block_bytes, size = (size_t)run * host->block_bytes;
-            unsigned char *bytes = host->sides[i].bytes + (size_t)lowest->host * host->block_bytes;
+            unsigned char *bytes = host->layers[i].bytes + (size_t)lowest->host * host->block_bytes;
             status = out ? kvl_chain_read(chain, pool->memory[i], offset, size, bytes, false)
                          : kvl_chain_write(chain, pool->memory[i], offset, size, bytes, NULL);
         }

@@ -80,9 +80,9 @@ static kvleaf_status measure(const kvleaf_device *device, const kvleaf_pool_para
         return status;
     const kvleaf_pool_params *p = &shape->params;
     uint64_t tile = kvleaf_layout_tile(p->layout, p->block_size, p->head_dim_k) * kvleaf_dtype_size(p->dtype);
-    bool fits = kvl_mul(tile, (uint64_t)p->num_kv_heads, &shape->block_bytes) &&
+    bool fits = kvl_mul(tile, 2 * (uint64_t)p->num_kv_heads, &shape->block_bytes) &&
                 kvl_mul(shape->block_bytes, (uint64_t)p->num_blocks, &shape->layer_bytes) &&
-                kvl_mul(shape->layer_bytes, 2 * (uint64_t)p->num_layers, &shape->total_bytes);
+                kvl_mul(shape->layer_bytes, (uint64_t)p->num_layers, &shape->total_bytes);
     if (!fits)
         return kvl_fail(KVLEAF_UNSUPPORTED, "layer_bytes", p->num_blocks, 0,
                         "%d layers of %d blocks take more bytes than 64 bits count", (int)p->num_layers,
@@ -90,7 +90,7 @@ static kvleaf_status measure(const kvleaf_device *device, const kvleaf_pool_para
     if (device && shape->layer_bytes > device->caps.max_alloc_bytes)
         return kvl_fail(KVLEAF_UNSUPPORTED, "layer_bytes", (int64_t)shape->layer_bytes,
                         (int64_t)device->caps.max_alloc_bytes,
-                        "K of one layer takes %llu bytes, the device's largest buffer is %llu",
+                        "one layer takes %llu bytes, the device's largest buffer is %llu",
                         (unsigned long long)shape->layer_bytes, (unsigned long long)device->caps.max_alloc_bytes);
     return KVLEAF_OK;
 }
@@ -105,23 +105,18 @@ kvleaf_status kvleaf_pool_size(const kvleaf_device *device, const kvleaf_pool_pa
         return status;
     out->total_bytes = shape.total_bytes;
     out->layer_bytes = shape.layer_bytes;
-    out->token_bytes = shape.block_bytes / (uint64_t)shape.params.block_size * 2 * (uint64_t)shape.params.num_layers;
+    out->block_bytes = shape.block_bytes;
+    out->token_bytes = shape.block_bytes / (uint64_t)shape.params.block_size * (uint64_t)shape.params.num_layers;
     out->layout = shape.params.layout;
     return KVLEAF_OK;
 }
 
-static const char *side(int32_t i)
-{
-    return i % 2 ? "V" : "K";
-}
-
-/* The application's buffer i of memory[], retained, if it is one of the device's context and large enough. */
-static kvleaf_status adopt(kvleaf_pool *pool, cl_mem memory, int32_t i)
+/* The application's buffer of a layer, retained, if it is one of the device's context and large enough. */
+static kvleaf_status adopt(kvleaf_pool *pool, cl_mem memory, int32_t layer)
 {
     const kvleaf_opencl *cl = pool->device->cl;
     if (!memory)
-        return kvl_fail(KVLEAF_INVALID, "memory", i, 2 * (int64_t)pool->params.num_layers,
-                        "memory[%d] (%s of layer %d) is null", (int)i, side(i), (int)(i / 2));
+        return kvl_fail(KVLEAF_INVALID, "memory", layer, pool->params.num_layers, "memory[%d] is null", (int)layer);
     cl_context context = NULL;
     size_t size = 0;
     cl_mem_object_type type = 0;
@@ -131,20 +126,20 @@ static kvleaf_status adopt(kvleaf_pool *pool, cl_mem memory, int32_t i)
     if (error == CL_SUCCESS)
         error = cl->GetMemObjectInfo(memory, CL_MEM_SIZE, sizeof size, &size, NULL);
     if (error == CL_INVALID_MEM_OBJECT || (error == CL_SUCCESS && type != CL_MEM_OBJECT_BUFFER))
-        return kvl_fail(KVLEAF_INVALID, "memory", i, 0, "memory[%d] is no buffer", (int)i);
+        return kvl_fail(KVLEAF_INVALID, "memory", layer, 0, "memory[%d] is no buffer", (int)layer);
     if (error != CL_SUCCESS)
         return kvl_fail_opencl("clGetMemObjectInfo", error);
     if (context != pool->device->context)
-        return kvl_fail(KVLEAF_FOREIGN, "memory", i, 0, "memory[%d] belongs to another context than the device object",
-                        (int)i);
+        return kvl_fail(KVLEAF_FOREIGN, "memory", layer, 0,
+                        "memory[%d] belongs to another context than the device object", (int)layer);
     if (size < pool->layer_bytes)
         return kvl_fail(KVLEAF_TOO_SMALL, "memory", (int64_t)size, (int64_t)pool->layer_bytes,
-                        "memory[%d] (%s of layer %d) has %zu bytes, %llu are needed", (int)i, side(i), (int)(i / 2),
-                        size, (unsigned long long)pool->layer_bytes);
+                        "memory[%d] has %zu bytes, %llu are needed", (int)layer, size,
+                        (unsigned long long)pool->layer_bytes);
     error = cl->RetainMemObject(memory);
     if (error != CL_SUCCESS)
         return kvl_fail_opencl("clRetainMemObject", error);
-    pool->memory[i] = memory;
+    pool->memory[layer] = memory;
     return KVLEAF_OK;
 }
 
@@ -152,17 +147,17 @@ static kvleaf_status adopt(kvleaf_pool *pool, cl_mem memory, int32_t i)
 static kvleaf_status fill(kvleaf_pool *pool, const cl_mem *memory)
 {
     const kvleaf_allocator *allocator = &pool->device->allocator;
-    size_t buffers = 2 * (size_t)pool->params.num_layers;
-    pool->memory = kvl_alloc(allocator, buffers, sizeof *pool->memory);
+    size_t layers = (size_t)pool->params.num_layers;
+    pool->memory = kvl_alloc(allocator, layers, sizeof *pool->memory);
     if (!pool->memory)
-        return kvl_fail_memory(buffers * sizeof *pool->memory);
+        return kvl_fail_memory(layers * sizeof *pool->memory);
     pool->marks = kvl_alloc(allocator, (size_t)pool->params.num_blocks, sizeof *pool->marks);
     if (!pool->marks)
         return kvl_fail_memory((size_t)pool->params.num_blocks);
-    for (int32_t i = 0; i / 2 < pool->params.num_layers; i++) {
+    for (int32_t layer = 0; layer < pool->params.num_layers; layer++) {
         kvleaf_status status =
-            memory ? adopt(pool, memory[i], i)
-                   : kvl_device_buffer(pool->device, "layer_bytes", pool->layer_bytes, &pool->memory[i]);
+            memory ? adopt(pool, memory[layer], layer)
+                   : kvl_device_buffer(pool->device, "layer_bytes", pool->layer_bytes, &pool->memory[layer]);
         if (status)
             return status;
     }
@@ -213,9 +208,9 @@ void kvl_pool_release(kvleaf_pool *pool)
     if (references > 0)
         return;
     kvl_pool_copier_destroy(&pool->copier);
-    for (int32_t i = 0; pool->memory && i / 2 < pool->params.num_layers; i++)
-        if (pool->memory[i])
-            device->cl->ReleaseMemObject(pool->memory[i]);
+    for (int32_t layer = 0; pool->memory && layer < pool->params.num_layers; layer++)
+        if (pool->memory[layer])
+            device->cl->ReleaseMemObject(pool->memory[layer]);
     kvl_free(&device->allocator, pool->memory);
     kvl_free(&device->allocator, pool->marks);
     kvl_free(&device->allocator, pool);
@@ -246,17 +241,14 @@ kvleaf_status kvleaf_pool_query(const kvleaf_pool *pool, kvleaf_pool_params *par
     return KVLEAF_OK;
 }
 
-kvleaf_status kvleaf_pool_memory(const kvleaf_pool *pool, int32_t layer, cl_mem *k, cl_mem *v)
+kvleaf_status kvleaf_pool_memory(const kvleaf_pool *pool, int32_t layer, cl_mem *memory)
 {
     if (!pool)
         return kvl_fail_null("pool");
     if (layer < 0 || layer >= pool->params.num_layers)
         return kvl_fail_range("layer", layer, 0, pool->params.num_layers - 1);
-    if (!k)
-        return kvl_fail_null("k");
-    if (!v)
-        return kvl_fail_null("v");
-    *k = pool->memory[2 * (size_t)layer];
-    *v = pool->memory[2 * (size_t)layer + 1];
+    if (!memory)
+        return kvl_fail_null("memory");
+    *memory = pool->memory[layer];
     return KVLEAF_OK;
 }

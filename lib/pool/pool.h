@@ -15,11 +15,11 @@ struct kvleaf_pool {
     kvleaf_device *device;
     int64_t references;        /* guarded by the device's mutex */
     kvleaf_pool_params params; /* defaults and layout resolved, memory NULL */
-    uint64_t layer_bytes;      /* K (or V) of one layer */
-    uint64_t block_bytes;      /* K (or V) of one block in one layer: all its heads */
-    cl_mem *memory;            /* [num_layers * 2] K, V of each layer */
-    kvl_pool_copier *copier;   /* of kvleaf_pool_copy_blocks */
-    uint8_t *marks;            /* [num_blocks] what kvleaf_pool_copy_blocks has seen of a block; 0 between calls */
+    uint64_t layer_bytes;
+    uint64_t block_bytes;    /* one block of one layer: K of all its heads, then V */
+    cl_mem *memory;          /* [num_layers] */
+    kvl_pool_copier *copier; /* of kvleaf_pool_copy_blocks */
+    uint8_t *marks;          /* [num_blocks] what kvleaf_pool_copy_blocks has seen of a block; 0 between calls */
 };
 
 /* A pool is kept alive by the caches over it. */

@@ -66,23 +66,23 @@ static void move_row(const transfer *t, const place *places, unsigned char *tile
     }
 }
 
-/* The tokens of one block, of K or V of a layer: side = 2 * layer, + 1 for V. */
-static void move_block(const transfer *t, size_t side, int64_t entry, unsigned char *block)
+/* The tokens of one block of a layer, K or V of them, whose tiles begin at `tiles`. */
+static void move_side(const transfer *t, size_t layer, bool value, int64_t entry, unsigned char *tiles)
 {
     const kvleaf_pool_params *p = &t->pool->params;
     size_t size = kvleaf_dtype_size(p->dtype), heads = (size_t)p->num_kv_heads;
     size_t row_bytes = (size_t)p->head_dim_k * size, tile_bytes = (size_t)p->block_size * t->padded * size;
     int64_t first = entry * p->block_size, end = first + p->block_size;
     for (int64_t token = first > t->from ? first : t->from; token < end && token < t->to; token++) {
-        const place *places = t->places[side % 2] + (size_t)(token - first) * t->padded;
-        size_t row = (side * (size_t)t->rows->count + (size_t)(token - t->rows->start)) * heads;
+        const place *places = t->places[value] + (size_t)(token - first) * t->padded;
+        size_t row = ((2 * layer + value) * (size_t)t->rows->count + (size_t)(token - t->rows->start)) * heads;
         for (size_t head = 0; head < heads; head++)
-            move_row(t, places, block + head * tile_bytes, t->bytes + (row + head) * row_bytes);
+            move_row(t, places, tiles + head * tile_bytes, t->bytes + (row + head) * row_bytes);
     }
 }
 
 /* Blocks that follow each other in the table and in the pool. */
-static kvleaf_status move_run(const transfer *t, size_t side, int64_t entry, int64_t count)
+static kvleaf_status move_run(const transfer *t, size_t layer, int64_t entry, int64_t count)
 {
     int64_t block_size = t->pool->params.block_size;
     size_t block_bytes = (size_t)t->pool->block_bytes, size = block_bytes * (size_t)count;
@@ -90,15 +90,18 @@ static kvleaf_status move_run(const transfer *t, size_t side, int64_t entry, int
     bool whole = t->from <= entry * block_size && (entry + count) * block_size <= t->to;
     kvleaf_status status = KVLEAF_OK;
     if (!t->write || !whole)
-        status = kvl_chain_read(t->chain, t->pool->memory[side], offset, size, t->blocks, true);
+        status = kvl_chain_read(t->chain, t->pool->memory[layer], offset, size, t->blocks, true);
     if (status)
         return status;
-    for (int64_t i = 0; i < count; i++)
-        move_block(t, side, entry + i, t->blocks + (size_t)i * block_bytes);
-    return t->write ? kvl_chain_write_now(t->chain, t->pool->memory[side], offset, size, t->blocks) : KVLEAF_OK;
+    for (int64_t i = 0; i < count; i++) {
+        unsigned char *block = t->blocks + (size_t)i * block_bytes;
+        move_side(t, layer, false, entry + i, block);
+        move_side(t, layer, true, entry + i, block + block_bytes / 2);
+    }
+    return t->write ? kvl_chain_write_now(t->chain, t->pool->memory[layer], offset, size, t->blocks) : KVLEAF_OK;
 }
 
-static kvleaf_status move_side(const transfer *t, size_t side)
+static kvleaf_status move_layer(const transfer *t, size_t layer)
 {
     const int32_t *table = t->rows->table;
     int64_t block_size = t->pool->params.block_size, end = kvl_ceil_div(t->to, block_size);
@@ -107,7 +110,7 @@ static kvleaf_status move_side(const transfer *t, size_t side)
         count = 1;
         while (count < t->most && entry + count < end && table[entry + count] == table[entry] + count)
             count++;
-        status = move_run(t, side, entry, count);
+        status = move_run(t, layer, entry, count);
     }
     return status;
 }
@@ -123,15 +126,15 @@ static kvleaf_status move(transfer *t)
     int64_t touched = kvl_ceil_div(t->to, block_size) - t->from / block_size,
             most = (int64_t)(RUN_BYTES / pool->block_bytes);
     t->most = most < 1 ? 1 : most < touched ? most : touched;
-    t->padded = (size_t)(pool->block_bytes / kvleaf_dtype_size(pool->params.dtype)) /
+    t->padded = (size_t)(pool->block_bytes / 2 / kvleaf_dtype_size(pool->params.dtype)) /
                 ((size_t)pool->params.num_kv_heads * (size_t)block_size);
     t->blocks = kvl_alloc(allocator, (size_t)t->most, (size_t)pool->block_bytes);
     t->places[0] = map_tile(pool, false, t->padded);
     t->places[1] = map_tile(pool, true, t->padded);
     if (!t->blocks || !t->places[0] || !t->places[1])
         status = kvl_fail_memory((size_t)t->most * (size_t)pool->block_bytes);
-    for (size_t side = 0; !status && side < 2 * (size_t)pool->params.num_layers; side++)
-        status = move_side(t, side);
+    for (size_t layer = 0; !status && layer < (size_t)pool->params.num_layers; layer++)
+        status = move_layer(t, layer);
     kvl_free(allocator, t->places[1]);
     kvl_free(allocator, t->places[0]);
     kvl_free(allocator, t->blocks);

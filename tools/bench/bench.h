@@ -51,11 +51,11 @@ typedef struct bench_ceilings {
     double read_gb_per_s, table_read_gb_per_s, copy_gb_per_s, fma_gflop_per_s;
 } bench_ceilings;
 
-/* A block table over K and V buffers, for the read through it. */
+/* A block table over a layer of a pool, for the read through it. */
 typedef struct bench_blocks {
-    cl_mem k, v, table;
+    cl_mem memory, table;
     int64_t entries;
-    int64_t block_bytes; /* of K, all heads */
+    int64_t block_bytes;
 } bench_blocks;
 
 typedef struct bench_result {

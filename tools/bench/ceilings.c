@@ -59,15 +59,14 @@ static const char cpu_source[] =
     "    for (ulong i = 0; i < count; i++)\n"
     "        out[first + i] = x[first + i];\n"
     "}\n"
-    "__kernel void table_cpu(__global const uint *k, __global const uint *v, __global const int *table,\n"
-    "                        __global uint *out, ulong entries, ulong vectors)\n"
+    "__kernel void table_cpu(__global const uint4 *x, __global const int *table, __global uint *out, ulong entries,\n"
+    "                        ulong vectors)\n"
     "{\n"
     "    ulong first = get_global_id(0) * entries / get_global_size(0);\n"
     "    ulong last = (get_global_id(0) + 1) * entries / get_global_size(0);\n"
     "    uint16 a = 0, b = 0;\n"
     "    for (ulong e = first; e < last; e++) {\n"
-    "        __global const uint4 *p = (__global const uint4 *)k + (ulong)table[e] * vectors;\n"
-    "        __global const uint4 *q = (__global const uint4 *)v + (ulong)table[e] * vectors;\n"
+    "        __global const uint4 *p = x + (ulong)table[e] * 2 * vectors, *q = p + vectors;\n"
     "        for (ulong i = 0; i + 4 <= vectors; i += 4) {\n"
     "            a ^= (uint16)(p[i], p[i + 1], p[i + 2], p[i + 3]);\n"
     "            b ^= (uint16)(q[i], q[i + 1], q[i + 2], q[i + 3]);\n"
@@ -114,14 +113,13 @@ static const char gpu_source[] =
     "        out[i + 3 * step] = d;\n"
     "    }\n"
     "}\n"
-    "__kernel void table_gpu(__global const uint *k, __global const uint *v, __global const int *table,\n"
-    "                        __global uint *out, ulong entries, ulong vectors)\n"
+    "__kernel void table_gpu(__global const uint4 *x, __global const int *table, __global uint *out, ulong entries,\n"
+    "                        ulong vectors)\n"
     "{\n"
     "    size_t step = get_local_size(0);\n"
     "    uint4 s = 0;\n"
     "    for (ulong e = get_group_id(0); e < entries; e += get_num_groups(0)) {\n"
-    "        __global const uint4 *p = (__global const uint4 *)k + (ulong)table[e] * vectors;\n"
-    "        __global const uint4 *q = (__global const uint4 *)v + (ulong)table[e] * vectors;\n"
+    "        __global const uint4 *p = x + (ulong)table[e] * 2 * vectors, *q = p + vectors;\n"
     "        ulong i = get_local_id(0);\n"
     "        for (; i + step < vectors; i += step * 2) {\n"
     "            uint4 a = p[i], b = p[i + step], c = q[i], d = q[i + step];\n"
@@ -326,12 +324,14 @@ static void measure_copy(const bench_rig *rig, cl_mem buffer, uint64_t bytes, be
 
 static void measure_table(const bench_rig *rig, const bench_blocks *blocks, cl_mem out, bench_ceilings *ceilings)
 {
-    cl_ulong entries = (cl_ulong)blocks->entries, vectors = (cl_ulong)blocks->block_bytes / 16;
-    const argument arguments[] = {{sizeof(cl_mem), &blocks->k},     {sizeof(cl_mem), &blocks->v},
-                                  {sizeof(cl_mem), &blocks->table}, {sizeof(out), &out},
-                                  {sizeof(entries), &entries},      {sizeof(vectors), &vectors}};
-    double time = timed(rig, rig->gpu ? "table_gpu" : "table_cpu", arguments, 6);
-    double bytes = 2.0 * (double)blocks->entries * (double)blocks->block_bytes;
+    cl_ulong entries = (cl_ulong)blocks->entries, vectors = (cl_ulong)blocks->block_bytes / 2 / 16;
+    const argument arguments[] = {{sizeof(cl_mem), &blocks->memory},
+                                  {sizeof(cl_mem), &blocks->table},
+                                  {sizeof(out), &out},
+                                  {sizeof(entries), &entries},
+                                  {sizeof(vectors), &vectors}};
+    double time = timed(rig, rig->gpu ? "table_gpu" : "table_cpu", arguments, 5);
+    double bytes = (double)blocks->entries * (double)blocks->block_bytes;
     ceilings->table_read_gb_per_s = time > 0 ? bytes / time / 1e9 : 0;
 }
 
@@ -361,7 +361,7 @@ int bench_measure_ceilings(const bench_rig *rig, bench_kind kind, const bench_bl
         error = bench_fill(rig, buffer, KVLEAF_F32, bytes / 4, 1, 1);
     if (error == CL_SUCCESS && kind == BENCH_DECODE)
         measure_read(rig, buffer, sums, bytes, out);
-    if (error == CL_SUCCESS && kind == BENCH_DECODE && blocks && blocks->block_bytes % 64 == 0)
+    if (error == CL_SUCCESS && kind == BENCH_DECODE && blocks && blocks->block_bytes % 128 == 0)
         measure_table(rig, blocks, sums, out);
     if (error == CL_SUCCESS && kind == BENCH_APPEND)
         measure_copy(rig, buffer, bytes, out);

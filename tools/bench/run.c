@@ -33,7 +33,7 @@ typedef struct workload {
     cl_mem q, out, lse, k_new, v_new, device_table;
     kvleaf_kv_view views[MAX_SETS];
     reference_kv kv; /* how set 0 lies */
-    int64_t layer_bytes;
+    int64_t layer_bytes, block_bytes;
 } workload;
 
 static int fail_cl(const char *what, cl_int error)
@@ -83,18 +83,21 @@ static int make_pool(workload *work)
     if (kvleaf_pool_size(work->rig->device, &params, &bytes) != KVLEAF_OK)
         return cli_fail(work->rig->program, "no pool");
     work->layer_bytes = (int64_t)bytes.layer_bytes;
+    work->block_bytes = (int64_t)bytes.block_bytes;
     work->layout = strided ? KVLEAF_LAYOUT_STRIDED : bytes.layout;
-    work->sets = count_sets(work, 2 * bytes.layer_bytes);
+    work->sets = count_sets(work, bytes.layer_bytes);
     params.num_layers = work->sets;
     if (kvleaf_pool_create(work->rig->device, &params, &work->pool) != KVLEAF_OK)
         return cli_fail(work->rig->program, "no pool");
     return CLI_OK;
 }
 
-/* Where the elements of a set are: the pool's layout, or NHD over the same memory. */
+/* Where the elements of a set are: the pool's layout, or NHD over the same memory, contiguous K and V half of it each.
+ */
 static void place(workload *work)
 {
     const cli_shape *shape = &work->config->shape;
+    int64_t size = (int64_t)kvleaf_dtype_size((kvleaf_dtype)shape->kv_dtype);
     int64_t tile = (int64_t)kvleaf_layout_tile(
         work->layout == KVLEAF_LAYOUT_STRIDED ? KVLEAF_LAYOUT_ROWS : work->layout, block_tokens(work), shape->head_dim);
     reference_kv *kv = &work->kv;
@@ -102,7 +105,8 @@ static void place(workload *work)
     kv->layout = work->layout;
     kv->block_size = shape->block_size;
     kv->head_dim = shape->head_dim;
-    kv->block_stride = tile * shape->kv_heads;
+    kv->block_stride = work->block_bytes / size;
+    kv->v_offset = (paged(work) ? work->block_bytes : work->layer_bytes) / 2 / size;
     kv->k_token_stride = kv->v_token_stride = (int64_t)shape->kv_heads * shape->head_dim;
     kv->k_head_stride = kv->v_head_stride = work->layout == KVLEAF_LAYOUT_STRIDED ? shape->head_dim : tile;
 }
@@ -113,20 +117,15 @@ static int fill_sets(workload *work)
     kvleaf_dtype dtype = (kvleaf_dtype)shape->kv_dtype;
     uint64_t elements = (uint64_t)work->layer_bytes / kvleaf_dtype_size(dtype);
     for (int i = 0; i < work->sets; i++) {
-        cl_mem k, v;
-        if (kvleaf_pool_memory(work->pool, i, &k, &v) != KVLEAF_OK)
+        kvleaf_kv_view *view = &work->views[i];
+        view->struct_size = sizeof(*view);
+        if (kvleaf_pool_view(work->pool, i, view) != KVLEAF_OK)
             return cli_fail(work->rig->program, "no pool memory");
-        cl_int error = bench_fill(work->rig, k, dtype, elements, (uint32_t)(2 * i + 1), 3.46f);
-        if (error == CL_SUCCESS)
-            error = bench_fill(work->rig, v, dtype, elements, (uint32_t)(2 * i + 2), 1.5f);
+        cl_int error = bench_fill(work->rig, view->k.handle, dtype, elements, (uint32_t)(i + 1), 3.46f);
         if (error != CL_SUCCESS)
             return fail_cl("filling K and V", error);
-        kvleaf_kv_view *view = &work->views[i];
-        *view = (kvleaf_kv_view){.struct_size = sizeof(*view), .layout = work->layout};
-        view->num_blocks = paged(work) ? work->num_blocks : 0;
-        view->k.handle = k;
-        view->v.handle = v;
-        view->k.dtype = view->v.dtype = dtype;
+        view->layout = work->layout;
+        view->v.offset = (uint64_t)work->kv.v_offset * kvleaf_dtype_size(dtype);
     }
     return CLI_OK;
 }
@@ -370,17 +369,15 @@ static int verify(workload *work, bench_result *result)
         return cli_fail(work->rig->program, "the first launch");
     void *q = read_all(work, work->config->kind == BENCH_APPEND ? work->k_new : work->q);
     void *out = read_all(work, work->out);
-    void *k = read_all(work, work->views[0].k.handle), *v = read_all(work, work->views[0].v.handle);
+    void *kv = read_all(work, work->views[0].k.handle);
     result->tolerance = reference_tolerance(dtype, work->kv.dtype, dtype);
     result->error = INFINITY;
-    work->kv.k = k;
-    work->kv.v = v;
-    if (q && out && k && v)
+    work->kv.k = work->kv.v = kv;
+    if (q && out && kv)
         result->error = work->config->kind == BENCH_APPEND ? append_error(work, q) : attend_error(work, q, out);
     free(q);
     free(out);
-    free(k);
-    free(v);
+    free(kv);
     if (result->error <= result->tolerance)
         return CLI_OK;
     fprintf(stderr, "kvleaf-bench: the result is wrong: error %.3g, at most %.3g\n", result->error, result->tolerance);
@@ -492,11 +489,10 @@ static int measure(workload *work, bench_result *result)
 {
     static const char *const operations[] = {"decode", "prefill", "append"};
     static char variant[128];
-    bench_blocks blocks = {.k = work->views[0].k.handle,
-                           .v = work->views[0].v.handle,
+    bench_blocks blocks = {.memory = work->views[0].k.handle,
                            .table = work->device_table,
                            .entries = work->num_blocks,
-                           .block_bytes = work->layer_bytes / work->num_blocks};
+                           .block_bytes = work->block_bytes};
     const bench_blocks *limit = paged(work) && !work->config->shared_prefix ? &blocks : NULL;
     snprintf(variant, sizeof(variant), "%s", kvleaf_attention_variant(work->attention, operations[work->config->kind]));
     result->variant = variant;

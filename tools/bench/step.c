@@ -34,7 +34,7 @@ typedef struct step_rig {
     kvleaf_cache *cache;
     kvleaf_plan *plan;
     kvleaf_batch_entry *entries;
-    cl_mem q, k, v, out;
+    cl_mem rows, out; /* q, new keys and values of a token side by side, as a projection of all three leaves them */
     int layers;
 } step_rig;
 
@@ -56,7 +56,7 @@ static kvleaf_status open_device(const host_batch *work, step_rig *rig)
     return kvleaf_device_create(&params, &rig->device);
 }
 
-/* A row a sequence; values as models have them, so that attention weighs many keys. */
+/* A token a sequence; values as models have them, so that attention weighs many keys. */
 static kvleaf_status open_rows(const host_batch *work, step_rig *rig)
 {
     const cli_shape *shape = &work->config->shape;
@@ -65,11 +65,8 @@ static kvleaf_status open_rows(const host_batch *work, step_rig *rig)
         cl_mem *memory;
         int heads;
         float size;
-    } rows[] = {{&rig->q, shape->heads, 3.46f},
-                {&rig->k, shape->kv_heads, 3.46f},
-                {&rig->v, shape->kv_heads, 1.5f},
-                {&rig->out, shape->heads, 1.0f}};
-    for (int i = 0; i < 4; i++) {
+    } rows[] = {{&rig->rows, shape->heads + 2 * shape->kv_heads, 3.46f}, {&rig->out, shape->heads, 1.0f}};
+    for (int i = 0; i < 2; i++) {
         uint64_t elements = (uint64_t)work->config->batch * (uint64_t)rows[i].heads * (uint64_t)shape->head_dim;
         *rows[i].memory = clCreateBuffer(kvleaf_device_context(rig->device), CL_MEM_READ_WRITE,
                                          elements * kvleaf_dtype_size(dtype), NULL, NULL);
@@ -86,10 +83,9 @@ static kvleaf_status fill_pool(const host_batch *work, const step_rig *rig, cons
     kvleaf_status status = kvleaf_pool_size(rig->device, params, &bytes);
     uint64_t elements = bytes.layer_bytes / kvleaf_dtype_size(params->dtype);
     for (int layer = 0; !status && layer < rig->layers; layer++) {
-        cl_mem k, v;
-        status = kvleaf_pool_memory(rig->pool, layer, &k, &v);
-        if (!status && (bench_fill(work->rig, k, params->dtype, elements, (uint32_t)(2 * layer + 5), 3.46f) ||
-                        bench_fill(work->rig, v, params->dtype, elements, (uint32_t)(2 * layer + 6), 1.5f)))
+        cl_mem memory;
+        status = kvleaf_pool_memory(rig->pool, layer, &memory);
+        if (!status && bench_fill(work->rig, memory, params->dtype, elements, (uint32_t)layer + 5, 3.46f))
             status = KVLEAF_DEVICE;
     }
     return status;
@@ -134,11 +130,11 @@ static kvleaf_status open_cache(const host_batch *work, step_rig *rig)
 
 static void close_rig(step_rig *rig)
 {
-    cl_mem buffers[] = {rig->q, rig->k, rig->v, rig->out};
+    cl_mem buffers[] = {rig->rows, rig->out};
     kvleaf_plan_destroy(&rig->plan);
     kvleaf_cache_destroy(&rig->cache);
     kvleaf_pool_destroy(&rig->pool);
-    for (int i = 0; i < 4; i++)
+    for (int i = 0; i < 2; i++)
         if (buffers[i])
             clReleaseMemObject(buffers[i]);
     kvleaf_device_destroy(&rig->device);
@@ -159,12 +155,24 @@ static kvleaf_status extend(const host_batch *work, const step_rig *rig, int cou
     return status;
 }
 
+/* Heads of a token from the first-th on. */
+static kvleaf_tensor heads_of(const host_batch *work, const step_rig *rig, int first)
+{
+    const cli_shape *shape = &work->config->shape;
+    const kvleaf_dtype dtype = (kvleaf_dtype)shape->q_dtype;
+    return (kvleaf_tensor){.handle = rig->rows,
+                           .offset = (uint64_t)(first * shape->head_dim) * kvleaf_dtype_size(dtype),
+                           .dtype = dtype,
+                           .token_stride = (shape->heads + 2 * shape->kv_heads) * shape->head_dim};
+}
+
 static kvleaf_status run_layers(const host_batch *work, const step_rig *rig, int way)
 {
     const kvleaf_exec exec = {.struct_size = sizeof(exec), .queue = work->rig->queue};
-    const kvleaf_dtype dtype = (kvleaf_dtype)work->config->shape.q_dtype;
-    const kvleaf_tensor q = {.handle = rig->q, .dtype = dtype}, out = {.handle = rig->out, .dtype = dtype};
-    const kvleaf_tensor k = {.handle = rig->k, .dtype = dtype}, v = {.handle = rig->v, .dtype = dtype};
+    const cli_shape *shape = &work->config->shape;
+    const kvleaf_tensor out = {.handle = rig->out, .dtype = (kvleaf_dtype)shape->q_dtype};
+    const kvleaf_tensor q = heads_of(work, rig, 0), k = heads_of(work, rig, shape->heads);
+    const kvleaf_tensor v = heads_of(work, rig, shape->heads + shape->kv_heads);
     kvleaf_status status = KVLEAF_OK;
     for (int i = 0; !status && i < rig->layers; i++) {
         if (way == ONE_CALL) {
