@@ -75,6 +75,10 @@ int bench_measure_ceilings(const bench_rig *rig, bench_kind kind, const bench_bl
 /* Fills `elements` elements with uniform values of the size. */
 cl_int bench_fill(const bench_rig *rig, cl_mem buffer, kvleaf_dtype dtype, uint64_t elements, uint32_t seed,
                   float size);
+/* The same of keys and values as models have them, so that attention weighs many keys: `side` elements of keys, as many
+ * of values, and so on. */
+cl_int bench_fill_kv(const bench_rig *rig, cl_mem buffer, kvleaf_dtype dtype, uint64_t elements, uint32_t seed,
+                     uint64_t side);
 double bench_seconds(void);
 
 /* Runs one configuration: builds it, checks it, times it. */

@@ -145,14 +145,14 @@ static const char gpu_source[] =
     "}\n";
 
 static const char fill_source[] =
-    "__kernel void fill(__global uchar *base, ulong count, int dtype, uint seed, float size)\n"
+    "__kernel void fill(__global uchar *base, ulong count, int dtype, uint seed, ulong side, float even, float odd)\n"
     "{\n"
     "    for (ulong i = get_global_id(0); i < count; i += get_global_size(0)) {\n"
     "        uint x = (uint)i * 0x9e3779b9u ^ (uint)(i >> 32) ^ seed;\n"
     "        x = (x ^ (x >> 16)) * 0x7feb352du;\n"
     "        x = (x ^ (x >> 15)) * 0x846ca68bu;\n"
     "        x ^= x >> 16;\n"
-    "        float value = ((float)(x >> 8) / 8388608.0f - 1.0f) * size;\n"
+    "        float value = ((float)(x >> 8) / 8388608.0f - 1.0f) * (i / side % 2 ? odd : even);\n"
     "        if (dtype == 2)\n"
     "            ((__global float *)base)[i] = value;\n"
     "        else if (dtype == 1)\n"
@@ -260,17 +260,17 @@ static double timed(const bench_rig *rig, const char *name, const argument *argu
     return time;
 }
 
-cl_int bench_fill(const bench_rig *rig, cl_mem buffer, kvleaf_dtype dtype, uint64_t elements, uint32_t seed, float size)
+/* Every second `side` elements get values of another size. */
+static cl_int fill(const bench_rig *rig, cl_mem buffer, kvleaf_dtype dtype, uint64_t elements, uint32_t seed,
+                   cl_ulong side, const float sizes[2])
 {
     cl_ulong count = elements;
     cl_int type = (cl_int)dtype;
-    const argument arguments[] = {{sizeof(buffer), &buffer},
-                                  {sizeof(count), &count},
-                                  {sizeof(type), &type},
-                                  {sizeof(seed), &seed},
-                                  {sizeof(size), &size}};
+    const argument arguments[] = {{sizeof(buffer), &buffer}, {sizeof(count), &count}, {sizeof(type), &type},
+                                  {sizeof(seed), &seed},     {sizeof(side), &side},   {sizeof(float), &sizes[0]},
+                                  {sizeof(float), &sizes[1]}};
     launch what = shape_launch(rig);
-    what.kernel = make_kernel(rig, "fill", arguments, 5);
+    what.kernel = make_kernel(rig, "fill", arguments, 7);
     if (!what.kernel)
         return CL_INVALID_KERNEL;
     cl_int error = clEnqueueNDRangeKernel(rig->queue, what.kernel, 1, NULL, &what.global, &what.local, 0, NULL, NULL);
@@ -278,6 +278,17 @@ cl_int bench_fill(const bench_rig *rig, cl_mem buffer, kvleaf_dtype dtype, uint6
         error = clFinish(rig->queue);
     clReleaseKernel(what.kernel);
     return error;
+}
+
+cl_int bench_fill(const bench_rig *rig, cl_mem buffer, kvleaf_dtype dtype, uint64_t elements, uint32_t seed, float size)
+{
+    return fill(rig, buffer, dtype, elements, seed, elements ? elements : 1, (const float[]){size, size});
+}
+
+cl_int bench_fill_kv(const bench_rig *rig, cl_mem buffer, kvleaf_dtype dtype, uint64_t elements, uint32_t seed,
+                     uint64_t side)
+{
+    return fill(rig, buffer, dtype, elements, seed, side, (const float[]){3.46f, 1.5f});
 }
 
 /* 1 GiB, less on a device that has little; a whole number of rounds of every work-item. */

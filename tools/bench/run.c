@@ -121,7 +121,8 @@ static int fill_sets(workload *work)
         view->struct_size = sizeof(*view);
         if (kvleaf_pool_view(work->pool, i, view) != KVLEAF_OK)
             return cli_fail(work->rig->program, "no pool memory");
-        cl_int error = bench_fill(work->rig, view->k.handle, dtype, elements, (uint32_t)(i + 1), 3.46f);
+        cl_int error =
+            bench_fill_kv(work->rig, view->k.handle, dtype, elements, (uint32_t)(i + 1), (uint64_t)work->kv.v_offset);
         if (error != CL_SUCCESS)
             return fail_cl("filling K and V", error);
         view->layout = work->layout;

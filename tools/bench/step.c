@@ -81,11 +81,12 @@ static kvleaf_status fill_pool(const host_batch *work, const step_rig *rig, cons
 {
     kvleaf_pool_bytes bytes = {.struct_size = sizeof(bytes)};
     kvleaf_status status = kvleaf_pool_size(rig->device, params, &bytes);
-    uint64_t elements = bytes.layer_bytes / kvleaf_dtype_size(params->dtype);
+    uint64_t size = kvleaf_dtype_size(params->dtype), side = bytes.block_bytes / 2 / size;
     for (int layer = 0; !status && layer < rig->layers; layer++) {
         cl_mem memory;
         status = kvleaf_pool_memory(rig->pool, layer, &memory);
-        if (!status && bench_fill(work->rig, memory, params->dtype, elements, (uint32_t)layer + 5, 3.46f))
+        if (!status &&
+            bench_fill_kv(work->rig, memory, params->dtype, bytes.layer_bytes / size, (uint32_t)layer + 5, side))
             status = KVLEAF_DEVICE;
     }
     return status;
