@@ -168,13 +168,15 @@ inline void work_tasks(task *t, stream *s, consumer *c, float scale_log2, pendin
             }
             if (splits > 1)
                 root(&levels, &sum, (uint)splits);
-            finish_task(&sum, t, p, at, s->alone);
+            finish_task(&sum, t, p, at);
         }
         if (s->alone)
             await_count(p, t);
         settle(p, at, s->alone);
         if (!there || s->alone)
             return;
+        if (t->runs > 1)
+            count_run(p, t, at);
         await_count(p, t);
         *t = take_published(c->base, n, c->lane);
     }

@@ -136,7 +136,9 @@ kvl_decode(const decode_values in, __global const Q_ELEM *q, __global KV_ELEM *k
             s.ids[i] = s.next_ids[i];
     }
     root(&levels, &sum, (uint)(t.end_split - t.first_split));
-    finish_task(&sum, &t, &p, &at, false);
+    finish_task(&sum, &t, &p, &at);
+    if (t.runs > 1)
+        count_run(&p, &t, &at);
     await_count(&p, &t);
     settle(&p, &at, false);
 }
