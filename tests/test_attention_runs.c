@@ -9,12 +9,18 @@
 #include <math.h>
 #include <string.h>
 
-enum { UNITS = 132, TOKENS = 256, ROWS = 400, ITEMS = 20000 };
+enum { UNITS = 132, TOKENS = 256, ROWS = 400, ITEMS = 40000, MOST_SPLITS = 256 };
 
 static int32_t sixteen(const kvl_geometry *geometry)
 {
     (void)geometry;
     return 16;
+}
+
+static int32_t sixty_four(const kvl_geometry *geometry)
+{
+    (void)geometry;
+    return 64;
 }
 
 static int32_t four(const kvl_geometry *geometry)
@@ -69,6 +75,9 @@ static const struct {
     {"the variant's limit", 66, 16, 0, 0, 8, four, 4, 4, 264, true},
     {"no longer than the rows", 128, 8, 0, 0, 8, sixteen, 8, 8, 128, true},
     {"runs of several rows for each unit", 8, 128, 0, 0, 8, sixteen, 16, 16, 64, true},
+    {"whole rows, the longer the fewer", 16, 64, 0, 0, 8, sixty_four, 64, 64, 16, true},
+    {"half a row for each unit", 8, 128, 0, 0, 8, sixty_four, 64, 64, 16, true},
+    {"whole rows in two rounds", 32, 32, 0, 0, 8, sixty_four, 32, 32, 32, true},
     {"rows that would leave units idle are cut", 20, 16, 0, 0, 8, sixteen, 16, 4, 32, false},
     {"into no more than that takes", 24, 16, 0, 0, 8, sixteen, 16, 8, 32, false},
     {"most units are enough for the device's bandwidth", 13, 16, 0, 0, 8, sixteen, 16, 16, 13, true},
@@ -116,7 +125,7 @@ static void write_items(fake *f, int32_t *meta)
 static void check_items(const fake *f, const int32_t *meta)
 {
     const kvl_schedule *at = &f->at;
-    static unsigned char covered[ROWS][64];
+    static unsigned char covered[ROWS][MOST_SPLITS];
     int32_t last = KVL_LONGEST_RUN;
     memset(covered, 0, sizeof covered);
     for (int32_t i = 0; i < at->num_splits; i++) {
@@ -223,7 +232,7 @@ static double time_of(const fake *f)
 static double best_of_one_length(fake *f)
 {
     double least = INFINITY;
-    for (int32_t level = 0; level < KVL_RUN_LEVELS; level++) {
+    for (int32_t level = 0; 1 << level <= f->variant.longest_run(NULL); level++) {
         int32_t count[KVL_LONGEST_RUN + 1] = {0}, run = 1 << level, lengths = 0;
         f->at.num_splits = 0;
         for (int32_t i = 0; i < f->at.num_rows; i++) {
@@ -262,14 +271,14 @@ static void test_time(void **state)
     for (int32_t rows = 1; rows <= 140; rows++) {
         fake f;
         for (size_t i = 0; i < 20; i++) {
-            make(&f, sixteen, heads[i % 5]);
+            make(&f, rows % 2 ? sixteen : sixty_four, heads[i % 5]);
             add_rows(&f, rows, splits[i / 5]);
             if (rows * splits[i / 5] <= ITEMS / 8)
                 check_time(&f, 1.05);
         }
-        make(&f, sixteen, heads[rows % 5]);
+        make(&f, rows % 2 ? sixty_four : sixteen, heads[rows % 5]);
         for (int32_t i = 0; i < rows; i++)
-            add_rows(&f, 1, support_range(&rng, 1, i % 4 ? 60 : 3));
+            add_rows(&f, 1, support_range(&rng, 1, i % 4 ? rows % 4 ? 60 : MOST_SPLITS : 3));
         check_time(&f, 1.08);
     }
 }

@@ -2,9 +2,9 @@
 #line 3 "cl_kernels/nvidia/decode.cl"
 /* Paged decode for NVIDIA GPUs from compute capability 9.0: one launch, tensor cores, bulk copies. Seen on H200.
  *
- * A task is a run of up to RUN_SPLITS consecutive splits of one (row, KV head). A work-group is eight streaming warps
- * and a ninth that takes tasks from a counter, writes the tokens that the step appends, and publishes each task with
- * its block ids and queries, one ahead; where no work-group has a second task there is nothing to publish. (Three more
+ * A task is a run of consecutive splits of one (row, KV head), and comes in parts of PART_SPLITS. A work-group is eight
+ * streaming warps and a ninth that takes tasks from a counter, writes the tokens that the step appends, and publishes
+ * each part with its block ids and queries, one ahead; that of a work-group's first part has no need of it. (Three more
  * make its warpgroup whole, which gives its registers to the others; they bring the first queries.) A streaming warp
  * works its 16-key units of every split on its own: a ring of bulk copies brings them, and runs on from task to task. K
  * is the matrix product's A operand (16 keys), the query heads of the group are its columns; V transposed on load is A
@@ -114,6 +114,7 @@ typedef struct start {
 inline void begin(start *to, const tables *all, const sides *kv, bool appends, uint barriers, uint warp, uint lane)
 {
     take(&to->first, all, (uint)get_group_id(0));
+    take_part(&to->first);
 #pragma unroll
     for (int part = 0; part < IDS_PER_UNIT; part++)
         to->ids[part] = (uint)unit_block(&to->first, all, (int)unit_of_lane(warp, lane), part);
@@ -131,6 +132,7 @@ inline void start_stream(stream *s, const start *from, const consumer *c)
 {
     const task *t = &from->first;
     s->alone = (uint)c->all->num_tasks <= (uint)get_num_groups(0);
+    s->ends = s->alone && t->behind == 0;
     s->taken = 0;
     s->turn = c->lane;
     s->left = t->end_split - t->first_split;
@@ -149,25 +151,37 @@ inline void start_stream(stream *s, const start *from, const consumer *c)
         next_split(s, c->kv, c->all, c->base, c->warp, c->lane);
 }
 
-/* The streaming warps' work, from the first task on. */
-inline void work_tasks(task *t, stream *s, consumer *c, float scale_log2, pending *p, const place *at)
+/* One part of a task. */
+inline void work_part(folded *sum, const task *t, uint queries_at, float scale_log2, const place *at, consumer *c,
+                      stream *s, pending *p)
 {
     uint queries[QUERY_PARTS][COLUMNS][2 * STEPS];
     tree levels;
-    folded sum;
+    const int splits = t->end_split - t->first_split;
+    load_queries(queries, queries_at, c->lane);
+    for (int i = 0; i < splits; i++) {
+        work_split(sum, queries, t, t->first_split + i, scale_log2, at, c, s, p,
+                   s->alone && t->runs > 1 && t->behind == 0 && i == splits - 1);
+        if (splits > 1)
+            push(&levels, sum, (uint)i);
+    }
+    if (splits > 1)
+        root(&levels, sum, (uint)splits);
+}
+
+/* The streaming warps' work, from the first task on. */
+inline void work_tasks(task *t, stream *s, consumer *c, float scale_log2, pending *p, const place *at)
+{
+    folded sum, parts[PART_LEVELS];
     for (uint n = 0;; n++) { /* one turn more settles the last task */
         const bool there = t->index < (uint)c->all->num_tasks;
         if (there) {
-            load_queries(queries, query_slot(c->base, n), c->lane);
-            const int splits = t->end_split - t->first_split;
-            for (int i = 0; i < splits; i++) {
-                work_split(&sum, queries, t, t->first_split + i, scale_log2, at, c, s, p,
-                           s->alone && t->runs > 1 && i == splits - 1);
-                if (splits > 1)
-                    push(&levels, &sum, (uint)i);
+            work_part(&sum, t, query_slot(c->base, n), scale_log2, at, c, s, p);
+            join_part(parts, &sum, t);
+            if (t->behind > 0) {
+                *t = take_published(c->base, n, c->lane);
+                continue;
             }
-            if (splits > 1)
-                root(&levels, &sum, (uint)splits);
             finish_task(&sum, t, p, at);
         }
         if (s->alone)
@@ -218,8 +232,7 @@ kvl_decode(const decode_values in, __global const Q_ELEM *q, __global KV_ELEM *k
             init_task_barriers(base, thread & 31u);
             write_first_token(&all, &tokens, thread & 31u);
             EVERYBODY_BARRIER;
-            if ((uint)all.num_tasks > groups)
-                publish_tasks(&all, &tokens, q, in.q_view, counter, base, thread & 31u);
+            publish_tasks(&all, &tokens, q, in.q_view, counter, base, thread & 31u);
         }
     } else {
         const uint barriers = base + AT_RING_BARRIERS + warp * (STAGES * 8);

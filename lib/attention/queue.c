@@ -9,6 +9,8 @@ kvl_loads kvl_queue_share(const int32_t *pieces, int32_t longest, int64_t times,
     kvl_loads loads = {.having[0] = units};
     for (int32_t length = longest; length > 0; length--) {
         int64_t left = pieces[length] * times;
+        if (!left)
+            continue;
         int64_t rounds = left / units - longest / length; /* more than it takes to even them out */
         rounds = rounds > 0 ? rounds : 0;
         loads.alike += rounds * length;

@@ -109,7 +109,7 @@ static int64_t queue_time(const run_pieces *pieces, const run_terms *terms)
     int64_t all = pieces->all * terms->heads, units = terms->units;
     if (are_even(pieces)) /* no more are started than have as many as the others */
         units = all ? kvl_ceil_div(all, kvl_ceil_div(all, units)) : units;
-    const kvl_loads loads = kvl_queue_share(pieces->num, KVL_LONGEST_RUN, terms->heads, units);
+    const kvl_loads loads = kvl_queue_share(pieces->num, 1 << terms->top, terms->heads, units);
     int64_t time = (loads.alike + loads.least) * split_time(units, terms->units), done = loads.least;
     while ((units -= loads.having[done++ % KVL_QUEUE_PLACES]) > 0)
         time += split_time(units, terms->units);

@@ -8,7 +8,7 @@
 #include "attention/engine.h"
 
 /* A run is a power of two of splits. */
-enum { KVL_RUN_LEVELS = 5, KVL_LONGEST_RUN = 1 << (KVL_RUN_LEVELS - 1) };
+enum { KVL_RUN_LEVELS = 7, KVL_LONGEST_RUN = 1 << (KVL_RUN_LEVELS - 1) };
 
 /* Pieces of work in a queue are up to so long. */
 enum { KVL_QUEUE_LONGEST = 64, KVL_QUEUE_PLACES = 2 * KVL_QUEUE_LONGEST };

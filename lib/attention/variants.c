@@ -166,8 +166,9 @@ static const char *needs_mma_wide(const kvleaf_caps *caps, const kvl_geometry *g
 }
 
 /* As many as the kernel keeps a tree for, which is by the values a thread holds: LEVELS in nvidia/decode_shape.clh. */
-static int32_t tree_run(const kvl_geometry *geometry, int64_t threads)
+static int32_t mma_run(const kvl_geometry *geometry)
 {
+    const int64_t threads = 128;
     int32_t group = group_of(geometry), pairs = 1;
     while (2 * pairs < group)
         pairs *= 2;
@@ -176,14 +177,11 @@ static int32_t tree_run(const kvl_geometry *geometry, int64_t threads)
     return values <= 4 ? 16 : 4;
 }
 
+/* Up to 16 parts, PART_SPLITS in nvidia/decode_shape.clh, of four splits and more. */
 static int32_t hopper_run(const kvl_geometry *geometry)
 {
-    return tree_run(geometry, 256);
-}
-
-static int32_t mma_run(const kvl_geometry *geometry)
-{
-    return tree_run(geometry, 128);
+    (void)geometry;
+    return 64;
 }
 
 /* Combining the warps of a split takes the more time the more heads there are: longer splits then. */
@@ -195,11 +193,10 @@ static const char *needs_hopper_heads(const kvleaf_caps *caps, const kvl_geometr
     return group_of(geometry) > 8 ? NULL : "for more than 8 query heads a KV head";
 }
 
-/* The same where a split has 1024 keys: a thread holds where one unit lies, so a quarter as many. */
+/* As many keys where a split has 1024. */
 static int32_t hopper_long_run(const kvl_geometry *geometry)
 {
-    int32_t run = hopper_run(geometry);
-    return run < 4 ? run : 4;
+    return hopper_run(geometry) / 4;
 }
 
 /* Where the nodes of the tree take at most 8 KiB of local memory; longer runs leave the compute units uneven. */

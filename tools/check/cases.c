@@ -58,6 +58,22 @@ static int32_t stride_of(const kvl_variant *variant)
     return variant->split_tokens ? variant->split_tokens : 256;
 }
 
+/* Adds a row of several parts where the variant's runs come in such: they have up to 4096 keys. Its cost is not
+ * counted. */
+static void add_long(check_batch *batch)
+{
+    const kvl_variant *variant = batch->rig->variant;
+    const kvl_geometry geometry = check_geometry(&batch->rig->shape->geometry);
+    const int32_t part = 4096;
+    if (batch->rig->small || !variant->longest_run || batch->num_seqs == CHECK_MAX_SEQS ||
+        variant->longest_run(&geometry) * variant->split_tokens <= part)
+        return;
+    int32_t parts = 1 + (int32_t)(draw(batch) % 2), more = (int32_t)(draw(batch) % 900);
+    batch->seqs[batch->num_seqs] = (problem_seq){
+        .id = (uint32_t)batch->num_seqs + 1, .q_len = 1, .kv_len = parts * part + more, .family = KVLEAF_FAMILY_DECODE};
+    batch->num_seqs++;
+}
+
 static void decode_batch(check_batch *batch)
 {
     const problem_geometry *g = &batch->rig->shape->geometry;
@@ -74,6 +90,7 @@ static void decode_batch(check_batch *batch)
     add(batch, 2, (int32_t)(draw(batch) % 90) + 1, family, KVLEAF_MASK_NONE);
     add(batch, 0, 0, family, KVLEAF_MASK_NONE);
     add(batch, 1, (int32_t)(draw(batch) % (uint64_t)(3 * split)) + 1, family, KVLEAF_MASK_CAUSAL);
+    add_long(batch);
 }
 
 static void prefill_batch(check_batch *batch)
@@ -157,8 +174,19 @@ static void compare_rows(const problem *whole, int32_t index, int32_t row, const
                      whole->seqs[index].kv_len, row, row + rows - 1, how);
 }
 
-/* The batch backwards, in other blocks, and cut up and handed out as for a device of one compute unit: that is, as for
- * a step that has much for each of many. */
+/* attend, cut up and handed out as for a device of one compute unit: that is, as for a step that has much for each of
+ * many. */
+static bool attend_by_one(const check_rig *rig, const check_batch *batch, const problem_seq *seqs, int32_t num_seqs,
+                          uint64_t placement, problem *out, problem_report *report)
+{
+    const cl_uint units = rig->device->caps.compute_units;
+    rig->device->caps.compute_units = 1;
+    bool done = attend(rig, batch, seqs, num_seqs, placement, out, report);
+    rig->device->caps.compute_units = units;
+    return done;
+}
+
+/* The batch backwards, in other blocks, by one compute unit. */
 static void check_reversed(const check_rig *rig, const check_batch *batch, const problem *whole, problem_report *report)
 {
     problem_seq seqs[CHECK_MAX_SEQS];
@@ -166,11 +194,7 @@ static void check_reversed(const check_rig *rig, const check_batch *batch, const
     int32_t n = batch->num_seqs;
     for (int32_t i = 0; i < n; i++)
         seqs[i] = batch->seqs[n - 1 - i];
-    const cl_uint units = rig->device->caps.compute_units;
-    rig->device->caps.compute_units = 1;
-    bool done = attend(rig, batch, seqs, n, batch->seed + 1, &other, report);
-    rig->device->caps.compute_units = units;
-    if (!done)
+    if (!attend_by_one(rig, batch, seqs, n, batch->seed + 1, &other, report))
         return;
     for (int32_t i = 0; i < n; i++)
         compare_rows(whole, i, 0, &other, other.cu_q[n - 1 - i], seqs[n - 1 - i].q_len,
@@ -182,9 +206,10 @@ static void check_alone(const check_rig *rig, const check_batch *batch, const pr
                         problem_report *report)
 {
     problem other;
-    if (batch->seqs[index].q_len == 0 || !attend(rig, batch, &batch->seqs[index], 1, batch->seed + 7, &other, report))
+    if (batch->seqs[index].q_len == 0 ||
+        !attend_by_one(rig, batch, &batch->seqs[index], 1, batch->seed + 7, &other, report))
         return;
-    compare_rows(whole, index, 0, &other, 0, batch->seqs[index].q_len, "alone", report);
+    compare_rows(whole, index, 0, &other, 0, batch->seqs[index].q_len, "alone, by one compute unit", report);
     problem_destroy(&other);
 }
 
@@ -242,6 +267,8 @@ static void check_attend(const check_rig *rig, check_batch *batch, check_result 
             check_reversed(rig, batch, &whole, &report);
         if (report.passed)
             check_alone(rig, batch, &whole, (int32_t)(batch->seed % (uint64_t)batch->num_seqs), &report);
+        if (report.passed)
+            check_alone(rig, batch, &whole, batch->num_seqs - 1, &report);
         if (report.passed && prompt >= 0)
             check_chunked(rig, batch, &whole, prompt, &report);
         problem_destroy(&whole);
@@ -300,6 +327,7 @@ static void check_fused(const check_rig *rig, check_result *result)
     const int32_t bs = g->block_size, split = stride_of(rig->variant);
     const kvleaf_dtype sources[] = {g->q_dtype, g->kv_dtype, KVLEAF_F32};
     const int32_t lengths[] = {1, split, bs, 0, split + 1, bs + 1, 2 * split, 3 * bs - 1, split - 1, 2 * split + 5};
+    const cl_uint units = rig->device->caps.compute_units;
     for (int i = 0; i < 3 && result->report.passed && g->view != PROBLEM_CONTIGUOUS; i++) {
         check_batch batch;
         problem made;
@@ -307,14 +335,17 @@ static void check_fused(const check_rig *rig, check_result *result)
         begin(&batch, rig, KVL_DECODE, 2 + (uint64_t)i);
         for (size_t j = 0; j < sizeof(lengths) / sizeof(lengths[0]); j++)
             add(&batch, 1, lengths[(j + (size_t)i) % 10], KVLEAF_FAMILY_DECODE, KVLEAF_MASK_CAUSAL);
+        add_long(&batch);
         problem_options options = {
             .seed = rig->shape->seed, .placement = batch.seed, .poison = (problem_poison)(i % 2)};
         if (!problem_create(&made, rig->device, rig->queue, g, batch.seqs, batch.num_seqs, &options)) {
             problem_fail(&result->report, "%s", made.fault);
             return;
         }
+        rig->device->caps.compute_units = i == 2 ? 1 : units;
         if (problem_append_attend(&made, rig->attention, sources[i], i % 2 == 1, &report) != KVLEAF_OK)
             fail_api(&report, "append and attend");
+        rig->device->caps.compute_units = units;
         problem_destroy(&made);
         widen(&result->report, &report);
         if (!report.passed) {

@@ -173,7 +173,7 @@ static void run_operation(check_rig *rig, const check_pass *pass, int op, tally 
 static void run_shape(check_rig *rig, const check_pass *pass, const kvleaf_caps *caps, tally counts[KVL_OPERATIONS])
 {
     kvleaf_attention_params params =
-        problem_attention_params(&rig->shape->geometry, CHECK_MAX_SEQS, CHECK_MAX_TOKENS, CHECK_MAX_CONTEXT);
+        problem_attention_params(&rig->shape->geometry, CHECK_MAX_SEQS, CHECK_MAX_TOKENS, CHECK_LONG);
     kvl_geometry geometry = check_geometry(&rig->shape->geometry);
     rig->attention = NULL;
     bool made = kvleaf_attention_create(rig->device, &params, &rig->attention) == KVLEAF_OK;

@@ -13,7 +13,8 @@ enum {
     CHECK_COUNT = 8,     /* shapes a variant in the fixed list */
     CHECK_MAX_SEQS = 16, /* sequences of a batch */
     CHECK_MAX_TOKENS = 640,
-    CHECK_MAX_CONTEXT = 4096
+    CHECK_MAX_CONTEXT = 4096,
+    CHECK_LONG = 3 * 4096 /* of rows whose runs come in parts */
 };
 
 typedef struct check_options {
