@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Append and attend of a problem in one call: the new tokens are missing from the device's K and V before, and there
  * afterwards, byte for byte; the outputs are those of the reference, and the bits of an attend that finds all there.
- * Once each tensor has a buffer of its own; once K and V are in one, and the new keys and values in that of q. */
+ * Once each tensor has a buffer of its own, once some share one: K and V, q and the new keys, values or both. */
 #include "problem.h"
 
 #include <math.h>
@@ -21,7 +21,7 @@ enum { JOINED = 3 };
 /* Arrays that lie in one buffer. */
 typedef struct joined {
     cl_mem memory;
-    const problem_array *arrays[JOINED]; /* or NULL */
+    const problem_array *arrays[JOINED]; /* NULL: not in it */
     size_t at[JOINED];                   /* bytes */
 } joined;
 
@@ -119,15 +119,16 @@ static bool make(problem *problem, kvleaf_dtype source, bool some_negative, fuse
 static bool join(const problem *problem, joined *j)
 {
     size_t bytes = 0;
-    for (int i = 0; i < JOINED && j->arrays[i]; i++) {
+    for (int i = 0; i < JOINED; i++) {
         j->at[i] = bytes;
-        bytes += (j->arrays[i]->bytes + 15) / 16 * 16;
+        bytes += j->arrays[i] ? (j->arrays[i]->bytes + 15) / 16 * 16 : 0;
     }
     cl_int error = CL_SUCCESS;
     j->memory = clCreateBuffer(problem->context, CL_MEM_READ_WRITE, bytes, NULL, &error);
-    for (int i = 0; i < JOINED && j->arrays[i] && error == CL_SUCCESS; i++)
-        error = clEnqueueCopyBuffer(problem->queue, j->arrays[i]->buffer, j->memory, 0, j->at[i], j->arrays[i]->bytes,
-                                    0, NULL, NULL);
+    for (int i = 0; i < JOINED && error == CL_SUCCESS; i++)
+        if (j->arrays[i])
+            error = clEnqueueCopyBuffer(problem->queue, j->arrays[i]->buffer, j->memory, 0, j->at[i],
+                                        j->arrays[i]->bytes, 0, NULL, NULL);
     return error == CL_SUCCESS;
 }
 
@@ -135,19 +136,22 @@ static bool join(const problem *problem, joined *j)
 static bool part(const problem *problem, const joined *j)
 {
     cl_int error = CL_SUCCESS;
-    for (int i = 0; i < JOINED && j->arrays[i] && error == CL_SUCCESS; i++)
-        error = clEnqueueCopyBuffer(problem->queue, j->memory, j->arrays[i]->buffer, j->at[i], 0, j->arrays[i]->bytes,
-                                    0, NULL, NULL);
+    for (int i = 0; i < JOINED && error == CL_SUCCESS; i++)
+        if (j->arrays[i])
+            error = clEnqueueCopyBuffer(problem->queue, j->memory, j->arrays[i]->buffer, j->at[i], 0,
+                                        j->arrays[i]->bytes, 0, NULL, NULL);
     return error == CL_SUCCESS;
 }
 
 static void move_to(kvleaf_tensor *tensor, const joined *j, int i)
 {
+    if (!j || !j->arrays[i])
+        return;
     tensor->handle = j->memory;
     tensor->offset += j->at[i];
 }
 
-/* `cache`: where K and V are, `rows`: where q and the new keys and values are; NULL = in buffers of their own. */
+/* `cache`: where K and V may be, `rows`: where q and the new keys and values may be; NULL = each in its own buffer. */
 static kvleaf_status run(problem *problem, kvleaf_attention *attention, bool some_negative, const fused *f,
                          const joined *cache, const joined *rows)
 {
@@ -157,13 +161,11 @@ static kvleaf_status run(problem *problem, kvleaf_attention *attention, bool som
     kvleaf_tensor q = problem_tensor(&problem->q), out = problem_tensor(&problem->out);
     kvleaf_tensor lse = problem_tensor(&problem->lse);
     kvleaf_tensor k = problem_tensor(&f->sources[0]), v = problem_tensor(&f->sources[1]);
-    if (cache) {
-        move_to(&view.k, cache, 0);
-        move_to(&view.v, cache, 1);
-        move_to(&q, rows, 0);
-        move_to(&k, rows, 1);
-        move_to(&v, rows, 2);
-    }
+    move_to(&view.k, cache, 0);
+    move_to(&view.v, cache, 1);
+    move_to(&q, rows, 0);
+    move_to(&k, rows, 1);
+    move_to(&v, rows, 2);
     batch.slot_mapping = some_negative ? f->slots : NULL;
     kvleaf_status status = kvleaf_attention_plan(attention, &batch, &exec);
     return status ? status : kvleaf_attention_append_attend(attention, &k, &v, &q, &view, &out, &lse, &exec);
@@ -194,7 +196,7 @@ static kvleaf_status run_joined(problem *problem, kvleaf_attention *attention, b
 {
     if (!upload_without(problem, f, false) || !upload_without(problem, f, true) || !problem_upload_outputs(problem) ||
         !join(problem, cache) || !join(problem, rows)) {
-        problem_fail(report, "no memory for K and V in one buffer");
+        problem_fail(report, "no memory for tensors in one buffer");
         return KVLEAF_OK;
     }
     kvleaf_status status = run(problem, attention, some_negative, f, cache, rows);
@@ -204,18 +206,20 @@ static kvleaf_status run_joined(problem *problem, kvleaf_attention *attention, b
         problem_fail(report, "%s", problem->fault[0] ? problem->fault : "the device failed");
         return KVLEAF_OK;
     }
-    problem_compare_bytes(problem->queue, &problem->k, problem->k.host, "K in one buffer with V", report);
-    problem_compare_bytes(problem->queue, &problem->v, problem->v.host, "V in one buffer with K", report);
+    problem_compare_bytes(problem->queue, &problem->k, problem->k.host, "K, tensors sharing buffers", report);
+    problem_compare_bytes(problem->queue, &problem->v, problem->v.host, "V, tensors sharing buffers", report);
     if (memcmp(f->out, problem->out_bits, f->out_bytes) != 0 || memcmp(f->lse, problem->lse_values, f->lse_bytes) != 0)
-        problem_fail(report, "K and V in one buffer, and new ones in that of q, give other bits");
+        problem_fail(report, "tensors that share buffers give other bits");
     return KVLEAF_OK;
 }
 
 static kvleaf_status check_joined(problem *problem, kvleaf_attention *attention, bool some_negative, const fused *f,
                                   problem_report *report)
 {
-    joined cache = {.arrays = {&problem->k, &problem->v}};
-    joined rows = {.arrays = {&problem->q, &f->sources[0], &f->sources[1]}};
+    const uint64_t way = problem->options.placement % 4;
+    joined cache = {.arrays = {&problem->k, way < 2 ? &problem->v : NULL}};
+    joined rows = {.arrays = {&problem->q, way != 1 && way != 3 ? &f->sources[0] : NULL,
+                              way != 1 && way != 2 ? &f->sources[1] : NULL}};
     kvleaf_status status = run_joined(problem, attention, some_negative, f, &cache, &rows, report);
     if (cache.memory)
         clReleaseMemObject(cache.memory);

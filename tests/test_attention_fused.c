@@ -29,7 +29,9 @@ static int64_t extra_launches(problem *made, kvleaf_attention *attention, kvleaf
         fail_msg("%s: %s", name, report.text);
     int64_t all = launches() - start; /* the one call, an attend, the one call in fewer buffers */
     ASSERT_OK(problem_attend(made, attention));
-    return (all - 3 * (launches() - start - all)) / 2;
+    int64_t twice = all - 3 * (launches() - start - all);
+    assert_int_equal(twice % 2, 0);
+    return twice / 2;
 }
 
 static const struct {

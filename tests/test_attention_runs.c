@@ -157,10 +157,11 @@ static void test_items(void **state)
     support_rng rng = {support_seed(20)};
     for (int round = 0; round < 200; round++) {
         fake f;
-        make(&f, round % 3 ? sixteen : four, 1 + round % 8);
-        int32_t rows = support_range(&rng, 1, ROWS);
+        int32_t (*const longest[])(const kvl_geometry *) = {four, sixteen, sixty_four};
+        make(&f, longest[round % 3], 1 + round % 8);
+        int32_t rows = support_range(&rng, 1, ROWS), most = round % 3 == 2 ? MOST_SPLITS : 60;
         for (int32_t i = 0; i < rows; i++)
-            add_rows(&f, 1, support_range(&rng, 1, i % 4 ? 60 : 3));
+            add_rows(&f, 1, support_range(&rng, 1, i % 4 ? most : 3));
         choose(&f);
         write_items(&f, meta);
         check_items(&f, meta);
@@ -271,12 +272,12 @@ static void test_time(void **state)
     for (int32_t rows = 1; rows <= 140; rows++) {
         fake f;
         for (size_t i = 0; i < 20; i++) {
-            make(&f, rows % 2 ? sixteen : sixty_four, heads[i % 5]);
+            make(&f, rows % 3 ? sixteen : sixty_four, heads[i % 5]);
             add_rows(&f, rows, splits[i / 5]);
             if (rows * splits[i / 5] <= ITEMS / 8)
                 check_time(&f, 1.05);
         }
-        make(&f, rows % 2 ? sixty_four : sixteen, heads[rows % 5]);
+        make(&f, rows % 3 ? sixty_four : sixteen, heads[rows % 5]);
         for (int32_t i = 0; i < rows; i++)
             add_rows(&f, 1, support_range(&rng, 1, i % 4 ? rows % 4 ? 60 : MOST_SPLITS : 3));
         check_time(&f, 1.08);

@@ -13,8 +13,8 @@ typedef struct copy_case {
 } copy_case;
 
 static const copy_case cases[] = {
-    {"copy.portable_1", KVLEAF_F16, KVLEAF_LAYOUT_ROWS, 3, 1, 5}, /* 60 bytes a block */
-    {"copy.portable_1", KVLEAF_F16, KVLEAF_LAYOUT_ROWS, 1, 1, 1}, /* 4 */
+    {"copy.portable_4", KVLEAF_F16, KVLEAF_LAYOUT_ROWS, 3, 1, 5}, /* 60 bytes a block */
+    {"copy.portable_4", KVLEAF_F16, KVLEAF_LAYOUT_ROWS, 1, 1, 1}, /* 4 */
     {"copy.portable_4", KVLEAF_BF16, KVLEAF_LAYOUT_ROWS, 4, 3, 17},
     {"copy.portable_4", KVLEAF_F32, KVLEAF_LAYOUT_ROWS, 1, 1, 1},
     {"copy.portable_16", KVLEAF_F16, KVLEAF_LAYOUT_DIM8, 16, 2, 128},

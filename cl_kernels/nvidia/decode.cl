@@ -21,6 +21,10 @@
 #include "nvidia/decode_runs.clh"
 #include "nvidia/decode_stream.clh"
 
+#if defined(LONGEST_RUN) && LONGEST_RUN > PART_SPLITS << (PART_LEVELS - 1)
+#error "the host's runs have more parts than PART_LEVELS are for"
+#endif
+
 /* A streaming warp as it uses up what its stream brings. */
 typedef struct consumer {
     uint base, warp, lane;
@@ -119,7 +123,7 @@ inline void begin(start *to, const tables *all, const sides *kv, bool appends, u
     for (int part = 0; part < IDS_PER_UNIT; part++)
         to->ids[part] = (uint)unit_block(&to->first, all, (int)unit_of_lane(warp, lane), part);
     to->head = of_head(kv, to->first.kv_head);
-    to->waits = appends && has_newest_key(&to->first) && newest_warp(&to->first) == warp;
+    to->waits = appends && has_newest_key(&to->first) && to->first.behind == 0 && newest_warp(&to->first) == warp;
     if (lane > 0)
         return;
     for (int i = 0; i < STAGES; i++)

@@ -5,16 +5,14 @@
 #include "common/config.clh"
 
 #ifndef UNIT /* bytes moved at once; block_bytes is a multiple of it */
-#define UNIT 1
+#define UNIT 4
 #endif
 #if UNIT == 16
 typedef uint4 copy_unit;
 #elif UNIT == 4
 typedef uint copy_unit;
-#elif UNIT == 1
-typedef uchar copy_unit;
 #else
-#error "UNIT is 1, 4 or 16"
+#error "UNIT is 4 or 16"
 #endif
 
 /* pairs: {source, destination} blocks from pairs[first_int]. */

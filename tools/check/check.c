@@ -172,8 +172,9 @@ static void run_operation(check_rig *rig, const check_pass *pass, int op, tally 
 /* One shape: an attention object, then every operation of the pass that serves it. */
 static void run_shape(check_rig *rig, const check_pass *pass, const kvleaf_caps *caps, tally counts[KVL_OPERATIONS])
 {
-    kvleaf_attention_params params =
-        problem_attention_params(&rig->shape->geometry, CHECK_MAX_SEQS, CHECK_MAX_TOKENS, CHECK_LONG);
+    int32_t row = check_long_row(pass->variants[KVL_DECODE], &rig->shape->geometry);
+    kvleaf_attention_params params = problem_attention_params(&rig->shape->geometry, CHECK_MAX_SEQS, CHECK_MAX_TOKENS,
+                                                              row > CHECK_MAX_CONTEXT ? row : CHECK_MAX_CONTEXT);
     kvl_geometry geometry = check_geometry(&rig->shape->geometry);
     rig->attention = NULL;
     bool made = kvleaf_attention_create(rig->device, &params, &rig->attention) == KVLEAF_OK;

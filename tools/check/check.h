@@ -14,7 +14,7 @@ enum {
     CHECK_MAX_SEQS = 16, /* sequences of a batch */
     CHECK_MAX_TOKENS = 640,
     CHECK_MAX_CONTEXT = 4096,
-    CHECK_LONG = 3 * 4096 /* of rows whose runs come in parts */
+    CHECK_PART = 4096 /* keys of a part of a run, at most, where it comes in parts */
 };
 
 typedef struct check_options {
@@ -54,6 +54,10 @@ typedef struct check_rig {
     const kvl_variant *variant;
     bool small;
 } check_rig;
+
+/* Keys of the longest row, where a decode variant's runs come in parts: two runs if that is little work, else some
+ * parts of one. 0 where they don't. */
+int32_t check_long_row(const kvl_variant *decode, const problem_geometry *geometry);
 
 /* Runs the cases of one operation on a shape. The report holds the worst error of all of them; where one fails, `batch`
  * describes it. */

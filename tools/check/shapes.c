@@ -11,8 +11,8 @@
 static const int32_t head_dims[] = {64, 128, 80, 1, 96, 256, 40, 112, 8, 192, 72};
 static const int32_t groups[] = {4, 1, 3, 8, 2, 5, 7, 12, 6, 16};
 static const int32_t block_sizes[] = {16, 5, 32, 1, 64, 8, 2, 128, 4, 256};
-/* Around blocks, units, tiles and splits. */
-static const int32_t windows[] = {65, 4, 257, 16, 511, 1, 255, 17, 64, 513, 63, 256, 300, 15, 512};
+/* Around blocks, units, tiles and splits; one that parts of runs fit into. */
+static const int32_t windows[] = {65, 9000, 4, 257, 16, 511, 1, 255, 17, 64, 513, 63, 256, 300, 15, 512};
 
 /* Where sharp scores are bent strongly, as models have it, and hardly. */
 static const float softcaps[] = {8, 50, 2000};
