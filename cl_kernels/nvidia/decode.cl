@@ -4,11 +4,11 @@
  *
  * A task is a run of consecutive splits of one (row, KV head), and comes in parts of PART_SPLITS. A work-group is eight
  * streaming warps and a ninth that takes tasks from a counter, writes the tokens that the step appends, and publishes
- * each part with its block ids and queries, one ahead; that of a work-group's first part has no need of it. (Three more
- * make its warpgroup whole, which gives its registers to the others; they bring the first queries.) A streaming warp
- * works its 16-key units of every split on its own: a ring of bulk copies brings them, and runs on from task to task. K
- * is the matrix product's A operand (16 keys), the query heads of the group are its columns; V transposed on load is A
- * again.
+ * each part with its block ids and queries, one ahead, but for the work-group's first, which each warp finds by itself.
+ * (Three more make its warpgroup whole, which gives its registers to the others; they bring the first queries.) A
+ * streaming warp works its 16-key units of every split on its own: a ring of bulk copies brings them, and runs on from
+ * part to part. K is the matrix product's A operand (16 keys), the query heads of the group are its columns; V
+ * transposed on load is A again.
  *
  * Partials of the warps are combined a split at a time, splits and runs in one fixed binary tree, so neither the
  * length of a run, nor the grid, nor the timing changes a bit. Each warp counts a row's runs for itself, and the one

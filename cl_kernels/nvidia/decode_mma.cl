@@ -18,11 +18,11 @@
 #include "common/append.clh"
 #include "nvidia/decode_mma_copy.clh"
 #include "nvidia/decode_mma_split.clh"
+#include "nvidia/decode_runs.clh"
 
 #if defined(LONGEST_RUN) && LONGEST_RUN > 1 << (LEVELS - 1)
 #error "the host's runs are longer than LEVELS are for"
 #endif
-#include "nvidia/decode_runs.clh"
 
 /* A warp as it uses up its ring: where the next item comes, and the place of the one before it. */
 typedef struct consumer {

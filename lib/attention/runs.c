@@ -146,7 +146,7 @@ static void make_room(const run_terms *terms, int level, bool filled, int64_t *r
     int64_t rounds = kvl_ceil_div(terms->splits, terms->units << level);
     int64_t end =
         larger(kvl_ceil_div(SPLIT_TIME * terms->splits, terms->units), (SPLIT_TIME * rounds - saved) * (1 << level));
-    for (int i = 0; i < KVL_RUN_LEVELS; i++) {
+    for (int i = 0; i <= terms->top; i++) {
         if (filled)
             room[i] = ((end >> i) + saved) / SPLIT_TIME * terms->units / terms->heads << i;
         else
@@ -158,7 +158,7 @@ static void make_room(const run_terms *terms, int level, bool filled, int64_t *r
 static run_pieces choose(const kvl_engine *engine, int32_t num_rows)
 {
     const run_terms terms = terms_of(engine, num_rows);
-    int64_t room[KVL_RUN_LEVELS], before[KVL_RUN_LEVELS] = {0}, best[KVL_RUN_LEVELS] = {0}, least = INT64_MAX;
+    int64_t room[KVL_RUN_LEVELS] = {0}, before[KVL_RUN_LEVELS] = {0}, best[KVL_RUN_LEVELS] = {0}, least = INT64_MAX;
     run_pieces pieces = {0};
     int ways = terms.queue ? 2 : 1;
     for (int way = 0; way < ways; way++) {
