@@ -115,7 +115,22 @@ static bool make(problem *problem, kvleaf_dtype source, bool some_negative, fuse
     return problem_upload_outputs(problem);
 }
 
-/* Puts the arrays' bytes into one buffer of their own. */
+/* Copies the arrays' bytes into their one buffer, or back to their own. */
+static bool copy(const problem *problem, const joined *j, bool back)
+{
+    cl_int error = CL_SUCCESS;
+    for (int i = 0; i < JOINED && error == CL_SUCCESS; i++) {
+        const problem_array *array = j->arrays[i];
+        if (array && back)
+            error =
+                clEnqueueCopyBuffer(problem->queue, j->memory, array->buffer, j->at[i], 0, array->bytes, 0, NULL, NULL);
+        else if (array)
+            error =
+                clEnqueueCopyBuffer(problem->queue, array->buffer, j->memory, 0, j->at[i], array->bytes, 0, NULL, NULL);
+    }
+    return error == CL_SUCCESS;
+}
+
 static bool join(const problem *problem, joined *j)
 {
     size_t bytes = 0;
@@ -125,22 +140,7 @@ static bool join(const problem *problem, joined *j)
     }
     cl_int error = CL_SUCCESS;
     j->memory = clCreateBuffer(problem->context, CL_MEM_READ_WRITE, bytes, NULL, &error);
-    for (int i = 0; i < JOINED && error == CL_SUCCESS; i++)
-        if (j->arrays[i])
-            error = clEnqueueCopyBuffer(problem->queue, j->arrays[i]->buffer, j->memory, 0, j->at[i],
-                                        j->arrays[i]->bytes, 0, NULL, NULL);
-    return error == CL_SUCCESS;
-}
-
-/* Takes them back to the arrays' own buffers. */
-static bool part(const problem *problem, const joined *j)
-{
-    cl_int error = CL_SUCCESS;
-    for (int i = 0; i < JOINED && error == CL_SUCCESS; i++)
-        if (j->arrays[i])
-            error = clEnqueueCopyBuffer(problem->queue, j->memory, j->arrays[i]->buffer, j->at[i], 0,
-                                        j->arrays[i]->bytes, 0, NULL, NULL);
-    return error == CL_SUCCESS;
+    return error == CL_SUCCESS && copy(problem, j, false);
 }
 
 static void move_to(kvleaf_tensor *tensor, const joined *j, int i)
@@ -171,22 +171,35 @@ static kvleaf_status run(problem *problem, kvleaf_attention *attention, bool som
     return status ? status : kvleaf_attention_append_attend(attention, &k, &v, &q, &view, &out, &lse, &exec);
 }
 
-/* What the call left, and the same rows by an attend alone. */
-static kvleaf_status check(problem *problem, kvleaf_attention *attention, fused *f, problem_report *report)
+/* Reads back what the call left, and compares every byte of K and V. */
+static bool collect(problem *problem, const char *k_name, const char *v_name, problem_report *report)
 {
     if (clFinish(problem->queue) != CL_SUCCESS || !problem_collect(problem)) {
         problem_fail(report, "%s", problem->fault[0] ? problem->fault : "the device failed");
-        return KVLEAF_OK;
+        return false;
     }
-    problem_compare_bytes(problem->queue, &problem->k, problem->k.host, "K after append and attend", report);
-    problem_compare_bytes(problem->queue, &problem->v, problem->v.host, "V after append and attend", report);
-    if (!report->passed || !problem_verify(problem, report))
+    problem_compare_bytes(problem->queue, &problem->k, problem->k.host, k_name, report);
+    problem_compare_bytes(problem->queue, &problem->v, problem->v.host, v_name, report);
+    return report->passed;
+}
+
+/* Whether the last run gave the bits that the one call gave. */
+static bool same_bits(const problem *problem, const fused *f)
+{
+    return memcmp(f->out, problem->out_bits, f->out_bytes) == 0 &&
+           memcmp(f->lse, problem->lse_values, f->lse_bytes) == 0;
+}
+
+/* What the call left, and the same rows by an attend alone. */
+static kvleaf_status check(problem *problem, kvleaf_attention *attention, fused *f, problem_report *report)
+{
+    if (!collect(problem, "K after append and attend", "V after append and attend", report) ||
+        !problem_verify(problem, report))
         return KVLEAF_OK;
     memcpy(f->out, problem->out_bits, f->out_bytes);
     memcpy(f->lse, problem->lse_values, f->lse_bytes);
     kvleaf_status status = problem_attend(problem, attention);
-    if (!status && (memcmp(f->out, problem->out_bits, f->out_bytes) != 0 ||
-                    memcmp(f->lse, problem->lse_values, f->lse_bytes) != 0))
+    if (!status && !same_bits(problem, f))
         problem_fail(report, "append and attend in one call give other bits than one after the other");
     return status;
 }
@@ -202,13 +215,10 @@ static kvleaf_status run_joined(problem *problem, kvleaf_attention *attention, b
     kvleaf_status status = run(problem, attention, some_negative, f, cache, rows);
     if (status)
         return status;
-    if (!part(problem, cache) || clFinish(problem->queue) != CL_SUCCESS || !problem_collect(problem)) {
-        problem_fail(report, "%s", problem->fault[0] ? problem->fault : "the device failed");
-        return KVLEAF_OK;
-    }
-    problem_compare_bytes(problem->queue, &problem->k, problem->k.host, "K, tensors sharing buffers", report);
-    problem_compare_bytes(problem->queue, &problem->v, problem->v.host, "V, tensors sharing buffers", report);
-    if (memcmp(f->out, problem->out_bits, f->out_bytes) != 0 || memcmp(f->lse, problem->lse_values, f->lse_bytes) != 0)
+    if (!copy(problem, cache, true))
+        problem_fail(report, "K and V could not be copied back");
+    else if (collect(problem, "K, tensors sharing buffers", "V, tensors sharing buffers", report) &&
+             !same_bits(problem, f))
         problem_fail(report, "tensors that share buffers give other bits");
     return KVLEAF_OK;
 }

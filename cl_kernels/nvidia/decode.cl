@@ -117,8 +117,7 @@ typedef struct start {
 
 inline void begin(start *to, const tables *all, const sides *kv, bool appends, uint barriers, uint warp, uint lane)
 {
-    take(&to->first, all, (uint)get_group_id(0));
-    take_part(&to->first);
+    take_first(&to->first, all);
 #pragma unroll
     for (int part = 0; part < IDS_PER_UNIT; part++)
         to->ids[part] = (uint)unit_block(&to->first, all, (int)unit_of_lane(warp, lane), part);

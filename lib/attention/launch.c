@@ -27,20 +27,17 @@ static kvl_arg table_arg(const kvl_engine *engine)
     return (kvl_arg){sizeof *table, table, table == &engine->meta};
 }
 
-/* The two arguments of a tensor. NULL where there is none, which no kernel looks at then. */
-#define BUFFER_ARG(bound)                                                                                              \
-    {                                                                                                                  \
-        sizeof(bound).memory, &(bound).memory, !(bound).memory                                                         \
-    }
-#define BOUND_ARGS(bound) BUFFER_ARG(bound), KVL_ARG_KEPT((bound).view)
-
-/* A buffer that a kernel knows to be `before` where it is NULL: a driver's enqueue takes its time for each. */
+/* NULL where there is no buffer, which no kernel looks at then, and where it is `before`, which the kernel knows: a
+ * driver's enqueue takes its time for each. */
 static kvl_arg buffer_arg(const cl_mem *memory, cl_mem before)
 {
     static const cl_mem none = NULL;
     const bool there = *memory && *memory != before;
     return (kvl_arg){sizeof *memory, there ? memory : &none, !there};
 }
+
+/* The two arguments of a tensor. */
+#define BOUND_ARGS(bound) buffer_arg(&(bound).memory, NULL), KVL_ARG_KEPT((bound).view)
 
 static kvleaf_status launch(kvl_engine *engine, kvl_kernel *kernel, const kvl_arg *args, int count,
                             const size_t global[2], size_t work_group, kvl_chain *chain, bool last)
@@ -167,8 +164,8 @@ static kvleaf_status launch_decode(kvl_engine *engine, const attend_call *call, 
                             KVL_ARG_KEPT(engine->meta),
                             buffer_arg(&call->fresh.k.memory, q),
                             buffer_arg(&call->fresh.v.memory, q),
-                            BUFFER_ARG(call->out),
-                            BUFFER_ARG(call->lse)};
+                            buffer_arg(&call->out.memory, NULL),
+                            buffer_arg(&call->lse.memory, NULL)};
     int count = COUNT(args) - (kvl_folds_itself(engine) ? 0 : 2); /* the last two are of kernels that fold */
     size_t group = (size_t)engine->chosen[KVL_DECODE].work_group;
     return launch(engine, &engine->decode, args, count, global, group, chain, last);
@@ -376,7 +373,7 @@ kvleaf_status kvl_engine_merge(kvl_engine *engine, const kvl_merge *merge, kvl_c
         return kvl_fail_range("n", merge->n, 1, INT32_MAX);
     if (merge->rows < 0)
         return kvl_fail_range("rows", merge->rows, 0, INT32_MAX);
-    kvl_bound outs, lses, out, lse;
+    kvl_bound outs = {.memory = NULL}, lses = outs, out = outs, lse = outs;
     kvleaf_status status =
         bind_parts(engine, merge, merge->outs, "outs", geometry->head_dim, merge->out_part_stride, &outs);
     if (!status)

@@ -15,8 +15,7 @@ enum {
     MOST_KV_HEADS = 2,
     MOST_WINDOW = 100,
     USUAL_SPLIT = 128, /* of a variant that has none */
-    LONG_MORE = 70,    /* keys of the longest sequence beyond two splits */
-    PART_KEYS = 4096,  /* or beyond a part, where runs come in such: the most that one has */
+    LONG_MORE = 70,    /* keys of the longest sequence beyond two splits, or a part where runs come in parts */
     LONG_QUERY = 150,  /* its rows in prefill: more than a tile */
     SHORT_KEYS = 37,
     SHORT_QUERY = 5,
@@ -124,8 +123,8 @@ static bool plan_sequences(trial *t)
     int32_t split = t->variant->split_tokens ? t->variant->split_tokens : USUAL_SPLIT;
     int32_t block = t->geometry.block_size;
     t->num_seqs = 3 + (int32_t)t->device->caps.compute_units / t->geometry.num_kv_heads;
-    bool parts = t->variant->longest_run && t->variant->longest_run(&t->geometry) * split > PART_KEYS;
-    t->longest = (parts ? PART_KEYS : 2 * split) + LONG_MORE;
+    bool parts = kvl_longest_run_keys(t->variant, &t->geometry) > KVL_PART_KEYS;
+    t->longest = (parts ? KVL_PART_KEYS : 2 * split) + LONG_MORE;
     t->seqs = kvl_alloc(&t->device->allocator, (size_t)t->num_seqs, sizeof *t->seqs);
     t->weights = kvl_alloc(&t->device->allocator, (size_t)t->longest, sizeof *t->weights);
     for (int32_t i = 0; t->seqs && i < t->num_seqs; i++) {

@@ -487,3 +487,8 @@ const kvl_variant *kvl_variants(kvl_operation operation, int *count)
     *count = tables[operation].count;
     return tables[operation].rows;
 }
+
+int32_t kvl_longest_run_keys(const kvl_variant *variant, const kvl_geometry *geometry)
+{
+    return variant->longest_run ? variant->longest_run(geometry) * variant->split_tokens : 0;
+}

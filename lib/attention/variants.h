@@ -14,4 +14,9 @@ const char *kvl_operation_name(kvl_operation operation);
 /* The variants of an operation, generic first. */
 const kvl_variant *kvl_variants(kvl_operation operation, int *count);
 
+/* Keys of the longest run of a decode variant; 0: it takes none. What has more than KVL_PART_KEYS comes in parts of so
+ * many or fewer (PART_SPLITS in nvidia/decode_shape.clh). */
+enum { KVL_PART_KEYS = 4096 };
+int32_t kvl_longest_run_keys(const kvl_variant *variant, const kvl_geometry *geometry);
+
 #endif

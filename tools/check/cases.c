@@ -61,11 +61,9 @@ static int32_t stride_of(const kvl_variant *variant)
 int32_t check_long_row(const kvl_variant *decode, const problem_geometry *geometry)
 {
     const kvl_geometry as_chosen = check_geometry(geometry);
-    if (!decode || !decode->longest_run)
-        return 0;
-    int32_t run = decode->longest_run(&as_chosen) * decode->split_tokens;
+    int32_t run = decode ? kvl_longest_run_keys(decode, &as_chosen) : 0;
     bool little = geometry->num_heads * geometry->head_dim <= 640;
-    return run <= CHECK_PART ? 0 : little ? 2 * run : 3 * CHECK_PART;
+    return run <= KVL_PART_KEYS ? 0 : little ? 2 * run : 3 * KVL_PART_KEYS;
 }
 
 /* Adds such a row; its cost is not counted. */

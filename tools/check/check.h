@@ -13,8 +13,7 @@ enum {
     CHECK_COUNT = 8,     /* shapes a variant in the fixed list */
     CHECK_MAX_SEQS = 16, /* sequences of a batch */
     CHECK_MAX_TOKENS = 640,
-    CHECK_MAX_CONTEXT = 4096,
-    CHECK_PART = 4096 /* keys of a part of a run, at most, where it comes in parts */
+    CHECK_MAX_CONTEXT = 4096
 };
 
 typedef struct check_options {
