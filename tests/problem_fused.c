@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Append and attend of a problem in one call: the new tokens are missing from the device's K and V before, and there
  * afterwards, byte for byte; the outputs are those of the reference, and the bits of an attend that finds all there.
- * Once each tensor has a buffer of its own, once some share one: K and V, q and the new keys, values or both. */
+ * Once each tensor has a buffer of its own, once some share one: K and V, and q, the new keys and values and out. */
 #include "problem.h"
 
 #include <math.h>
@@ -16,7 +16,7 @@ typedef struct fused {
     size_t out_bytes, lse_bytes;
 } fused;
 
-enum { JOINED = 3 };
+enum { JOINED = 4 };
 
 /* Arrays that lie in one buffer. */
 typedef struct joined {
@@ -151,7 +151,9 @@ static void move_to(kvleaf_tensor *tensor, const joined *j, int i)
     tensor->offset += j->at[i];
 }
 
-/* `cache`: where K and V may be, `rows`: where q and the new keys and values may be; NULL = each in its own buffer. */
+/* `cache`: where K and V may be, `rows`: where q, the new keys and values and out may be; NULL = each in its own
+ * buffer.
+ */
 static kvleaf_status run(problem *problem, kvleaf_attention *attention, bool some_negative, const fused *f,
                          const joined *cache, const joined *rows)
 {
@@ -166,6 +168,7 @@ static kvleaf_status run(problem *problem, kvleaf_attention *attention, bool som
     move_to(&q, rows, 0);
     move_to(&k, rows, 1);
     move_to(&v, rows, 2);
+    move_to(&out, rows, 3);
     batch.slot_mapping = some_negative ? f->slots : NULL;
     kvleaf_status status = kvleaf_attention_plan(attention, &batch, &exec);
     return status ? status : kvleaf_attention_append_attend(attention, &k, &v, &q, &view, &out, &lse, &exec);
@@ -215,8 +218,8 @@ static kvleaf_status run_joined(problem *problem, kvleaf_attention *attention, b
     kvleaf_status status = run(problem, attention, some_negative, f, cache, rows);
     if (status)
         return status;
-    if (!copy(problem, cache, true))
-        problem_fail(report, "K and V could not be copied back");
+    if (!copy(problem, cache, true) || !copy(problem, rows, true))
+        problem_fail(report, "tensors could not be copied back");
     else if (collect(problem, "K, tensors sharing buffers", "V, tensors sharing buffers", report) &&
              !same_bits(problem, f))
         problem_fail(report, "tensors that share buffers give other bits");
@@ -226,10 +229,10 @@ static kvleaf_status run_joined(problem *problem, kvleaf_attention *attention, b
 static kvleaf_status check_joined(problem *problem, kvleaf_attention *attention, bool some_negative, const fused *f,
                                   problem_report *report)
 {
-    const uint64_t way = problem->options.placement % 4;
-    joined cache = {.arrays = {&problem->k, way < 2 ? &problem->v : NULL}};
-    joined rows = {.arrays = {&problem->q, way != 1 && way != 3 ? &f->sources[0] : NULL,
-                              way != 1 && way != 2 ? &f->sources[1] : NULL}};
+    const uint64_t way = problem_hash(problem->options.placement, (uint64_t)problem->total_q);
+    joined cache = {.arrays = {&problem->k, way & 1 ? &problem->v : NULL}};
+    joined rows = {.arrays = {&problem->q, way & 2 ? &f->sources[0] : NULL, way & 4 ? &f->sources[1] : NULL,
+                              way & 8 ? &problem->out : NULL}};
     kvleaf_status status = run_joined(problem, attention, some_negative, f, &cache, &rows, report);
     if (cache.memory)
         clReleaseMemObject(cache.memory);

@@ -30,7 +30,6 @@ static int32_t four(const kvl_geometry *geometry)
 }
 
 typedef struct fake {
-    kvleaf_device device;
     kvl_variant variant;
     kvl_row rows[ROWS];
     int32_t order[ROWS];
@@ -40,10 +39,9 @@ typedef struct fake {
 
 static void make(fake *out, int32_t (*longest_run)(const kvl_geometry *), int32_t heads)
 {
-    *out = (fake){.device.caps.compute_units = UNITS,
+    *out = (fake){.engine.units = UNITS,
                   .variant = {.split_tokens = TOKENS, .longest_run = longest_run},
                   .engine.params.geometry.num_kv_heads = heads};
-    out->engine.device = &out->device;
     out->engine.chosen[KVL_DECODE].variant = &out->variant;
     out->engine.rows = out->rows;
     out->engine.row_order = out->order;

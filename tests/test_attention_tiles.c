@@ -32,7 +32,6 @@ static const shape shapes[] = {
 enum { SHAPES = sizeof shapes / sizeof *shapes, WITH_PARTS = 3 }; /* the first so many choose, and are queued */
 
 typedef struct fake {
-    kvleaf_device device;
     kvl_variant variant;
     int32_t order[ENTRIES];
     kvl_engine engine;
@@ -58,13 +57,12 @@ static void set_parts(fake *f, int32_t parts)
 
 static void make(fake *out, const shape *cut, int32_t kv_heads)
 {
-    *out = (fake){.device.caps.compute_units = UNITS,
-                  .variant = {.persistent = cut->persistent, .tile_costs = with_parts()->tile_costs},
-                  .engine = {.params.geometry = {.num_heads = kv_heads * cut->group, .num_kv_heads = kv_heads},
+    *out = (fake){.variant = {.persistent = cut->persistent, .tile_costs = with_parts()->tile_costs},
+                  .engine = {.units = UNITS,
+                             .params.geometry = {.num_heads = kv_heads * cut->group, .num_kv_heads = kv_heads},
                              .tile_heads = cut->tile_heads,
                              .tile_queries = cut->tile_queries}};
     set_parts(out, cut->parts);
-    out->engine.device = &out->device;
     out->engine.chosen[KVL_PREFILL].variant = &out->variant;
     out->engine.order = out->order;
 }

@@ -235,6 +235,49 @@ static void test_one_queue_makes_no_events(void **state)
     assert_int_equal(shim_balance(), 0);
 }
 
+/* The queue of the call before is retained, and a buffer that holds several of a call's tensors is one: the driver is
+ * asked about neither again. Another's queue is still found out. */
+static void test_asked_once(void **state)
+{
+    (void)state;
+    rig r, foreign;
+    rig_params p = rig_defaults();
+    shim_reset();
+    p.opencl = shim_table();
+    rig_open(&r, &p);
+    p.opencl = NULL;
+    rig_open(&foreign, &p);
+    rig_seq *seq = rig_seq_new(&r);
+    rig_extend(&r, seq, 1);
+    const rig_step step = {.seqs = {seq}, .num_q = {1}, .n = 1};
+    ASSERT_OK(rig_build(&r, &step));
+    kvleaf_exec exec = rig_exec(&r, &step);
+    cl_mem room = support_buffer(r.device, r.queue, 4096, 0);
+    for (int32_t layer = 0; layer < 2; layer++) {
+        const bool shared = layer == 1;
+        const kvleaf_tensor q = {.handle = room, .dtype = KVLEAF_F32};
+        const kvleaf_tensor k = {.handle = shared ? room : r.k, .offset = 1024, .dtype = KVLEAF_F32};
+        const kvleaf_tensor v = {.handle = shared ? room : r.v, .offset = 2048, .dtype = KVLEAF_F32};
+        const kvleaf_tensor out = {.handle = shared ? room : r.out, .offset = 3072, .dtype = KVLEAF_F32};
+        int64_t queues = shim.calls_of[SHIM_GetCommandQueueInfo], buffers = shim.calls_of[SHIM_GetMemObjectInfo];
+        ASSERT_OK(kvleaf_append_attend(r.plan, layer, &k, &v, &q, &out, NULL, &exec));
+        assert_int_equal(shim.calls_of[SHIM_GetCommandQueueInfo], queues);
+        assert_int_equal(shim.calls_of[SHIM_GetMemObjectInfo] - buffers, shared ? 2 : 8); /* context, size */
+    }
+    const kvleaf_tensor q = {.handle = room, .dtype = KVLEAF_F32};
+    const kvleaf_tensor beyond = {.handle = room, .offset = 4092, .dtype = KVLEAF_F32};
+    ASSERT_FAILS(KVLEAF_TOO_SMALL, "out", kvleaf_attend(r.plan, 0, &q, &beyond, NULL, &exec));
+    ASSERT_OK(kvleaf_plan_rollback(r.plan));
+    ASSERT_OK(rig_build(&r, &step));
+    exec.queue = foreign.queue;
+    ASSERT_FAILS(KVLEAF_FOREIGN, "queue", kvleaf_attend(r.plan, 0, &q, &q, NULL, &exec));
+    ASSERT_OK(kvleaf_plan_rollback(r.plan));
+    clReleaseMemObject(room);
+    rig_close(&foreign);
+    rig_close(&r);
+    assert_int_equal(shim_balance(), 0);
+}
+
 /* All staging slots in flight: BUSY, nothing changed, and over when the device has caught up. */
 static void test_busy(void **state)
 {
@@ -386,7 +429,7 @@ int main(void)
         cmocka_unit_test(test_gated),      cmocka_unit_test(test_alternating),
         cmocka_unit_test(test_wait_lists), cmocka_unit_test(test_one_queue_makes_no_events),
         cmocka_unit_test(test_busy),       cmocka_unit_test(test_device_failure),
-        cmocka_unit_test(test_threads),
+        cmocka_unit_test(test_threads),    cmocka_unit_test(test_asked_once),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -252,7 +252,7 @@ static const struct {
     {"extend with hits", with_empty, extend, NULL, 0, 1}, {"fork", with_prompt, fork_it, check_fork, 0, 0},
     {"step", with_match, step, check_step, 60, 0},        {"commit", with_open_step, commit, NULL, 0, 0},
     {"rearrange", with_beams, rearrange, NULL, 0, 1},     {"swap out", with_fork_beside, swap_out, come_back, 20, 0},
-    {"swap in", with_swapped, swap_in, go_on, 19, 0},     {"export", with_fork, export_some, check_export, 10, 1},
+    {"swap in", with_swapped, swap_in, go_on, 18, 0},     {"export", with_fork, export_some, check_export, 10, 1},
     {"import", with_rows, import_some, NULL, 10, 1},
 };
 

@@ -222,7 +222,7 @@ static void run_copier(const filled_pool *p, kvl_pool_copier *copier, const kvl_
 {
     kvl_chain chain;
     cl_event event;
-    ASSERT_OK(kvl_chain_begin(&chain, p->owner, p->commands, 0, NULL, &event));
+    ASSERT_OK(kvl_chain_begin(&chain, p->owner, &(kvleaf_exec){.queue = p->commands, .event_out = &event}));
     ASSERT_OK(kvl_chain_end(&chain, kvl_pool_copier_chain(copier, copies, &chain)));
     assert_int_equal(clWaitForEvents(1, &event), CL_SUCCESS);
     clReleaseEvent(event);
@@ -253,7 +253,7 @@ static void run_host_copies(const filled_pool *p, kvl_host_pool *host, const kvl
 {
     kvl_chain chain;
     cl_event event;
-    ASSERT_OK(kvl_chain_begin(&chain, p->owner, p->commands, 0, NULL, &event));
+    ASSERT_OK(kvl_chain_begin(&chain, p->owner, &(kvleaf_exec){.queue = p->commands, .event_out = &event}));
     ASSERT_OK(kvl_chain_end(&chain, kvl_host_pool_copy(host, p->pool, 1, copies, count, out, &chain)));
     assert_int_equal(clWaitForEvents(1, &event), CL_SUCCESS);
     clReleaseEvent(event);
@@ -304,7 +304,7 @@ static void test_host_pool_faults(void **state)
             kvl_host_pool *host;
             ASSERT_OK(kvl_host_pool_create(p.pool, 5, &host));
             kvl_chain chain;
-            ASSERT_OK(kvl_chain_begin(&chain, fresh, p.commands, 0, NULL, NULL));
+            ASSERT_OK(kvl_chain_begin(&chain, fresh, &(kvleaf_exec){.queue = p.commands}));
             int64_t finished = shim.calls_of[SHIM_Finish];
             shim.fail_at = shim.calls + ++at;
             status = kvl_chain_end(&chain, kvl_host_pool_copy(host, p.pool, 0, copies, 5, out, &chain));

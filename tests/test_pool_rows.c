@@ -87,7 +87,7 @@ static unsigned char *element(const scene *s, int side, const int32_t *table, in
 static kvleaf_status run(const scene *s, const kvl_rows *rows, int64_t from, void *bytes, bool write)
 {
     kvl_chain chain;
-    kvleaf_status status = kvl_chain_begin(&chain, s->owner, s->commands, 0, NULL, NULL);
+    kvleaf_status status = kvl_chain_begin(&chain, s->owner, &(kvleaf_exec){.queue = s->commands});
     if (status)
         return status;
     status = write ? kvl_pool_write_rows(s->pool, rows, from, bytes, &chain)

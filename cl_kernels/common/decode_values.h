@@ -33,5 +33,7 @@ typedef struct decode_values {
     v = v ? v : k;                                                                                                     \
     k_source = k_source ? k_source : (__global const uchar *)(q);                                                      \
     v_source = v_source ? v_source : (__global const uchar *)(q)
+/* So too out, of kernels that fold: NULL where it lies in q's buffer. */
+#define FIND_OUT(q, out) out = out ? out : (__global OUT_ELEM *)(q)
 #endif
 #endif

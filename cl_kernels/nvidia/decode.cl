@@ -134,7 +134,7 @@ inline void begin(start *to, const tables *all, const sides *kv, bool appends, u
 inline void start_stream(stream *s, const start *from, const consumer *c)
 {
     const task *t = &from->first;
-    s->alone = (uint)c->all->num_tasks <= (uint)get_num_groups(0);
+    s->alone = one_each(c->all);
     s->ends = s->alone && t->behind == 0;
     s->taken = 0;
     s->turn = c->lane;
@@ -216,7 +216,8 @@ kvl_decode(const decode_values in, __global const Q_ELEM *q, __global KV_ELEM *k
     __local uchar memory[48000] __attribute__((aligned(1024)));
     asm volatile("//KVL-LOCAL %0;" ::"n"(LOCAL_BYTES_NEEDED));
     FIND_BUFFERS(q, k, v, k_source, v_source);
-    uint base = local_address(memory), thread = (uint)get_local_id(0), groups = (uint)get_num_groups(0);
+    FIND_OUT(q, out);
+    uint base = local_address(memory), thread = (uint)get_local_id(0);
     uint warp = warp_broadcast(thread >> 5, 0);
     __global int *counter = meta;
     const tables all = TABLES_OF(in, table, meta);
@@ -256,9 +257,9 @@ kvl_decode(const decode_values in, __global const Q_ELEM *q, __global KV_ELEM *k
         pending p = PENDING_OF(in, meta, &to);
         work_tasks(&from.first, &s, &c, in.scale_log2, &p, &at);
     }
-    if ((uint)all.num_tasks <= groups)
+    if (one_each(&all))
         return;
     EVERYBODY_BARRIER;
-    if (thread == 0 && atomic_count_relaxed(counter + 1) == groups - 1)
+    if (thread == 0 && atomic_count_relaxed(counter + 1) == (uint)get_num_groups(0) - 1)
         counter[0] = counter[1] = 0;
 }

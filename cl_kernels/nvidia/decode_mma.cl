@@ -97,6 +97,7 @@ kvl_decode(const decode_values in, __global const Q_ELEM *q, __global KV_ELEM *k
 {
     __local uchar memory[LOCAL_BYTES] __attribute__((aligned(1024)));
     FIND_BUFFERS(q, k, v, k_source, v_source);
+    FIND_OUT(q, out);
     uint base = local_address(memory), thread = (uint)get_local_id(0), warp = warp_broadcast(thread >> 5, 0);
     const tables all = TABLES_OF(in, table, meta);
     task t;

@@ -203,10 +203,8 @@ kvleaf_status kvl_attention_begin(kvleaf_attention *attention, const kvleaf_exec
 {
     if (!attention)
         return kvl_fail_null("attention");
-    kvleaf_status status = kvl_check_exec(attention->device, exec);
-    return status ? status
-                  : kvl_chain_begin(chain, attention->device, exec->queue, exec->num_wait, exec->wait_list,
-                                    exec->event_out);
+    kvleaf_status status = kvl_check_exec(attention->device, exec, NULL);
+    return status ? status : kvl_chain_begin(chain, attention->device, exec);
 }
 
 /* Starts a call that reads or writes a view, which it checks. `paged`: what it needs blocks for, or NULL. */

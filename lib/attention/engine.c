@@ -200,6 +200,11 @@ static kvleaf_status make_buffers(kvl_engine *engine)
     return KVLEAF_OK;
 }
 
+void kvl_engine_set_units(kvl_engine *engine, cl_uint units)
+{
+    engine->units = units ? units : engine->device->caps.compute_units;
+}
+
 kvleaf_status kvl_engine_create(kvleaf_device *device, const kvl_engine_params *params, kvl_engine **out)
 {
     kvl_engine *engine = kvl_alloc(&device->allocator, 1, sizeof *engine);
@@ -207,6 +212,7 @@ kvleaf_status kvl_engine_create(kvleaf_device *device, const kvl_engine_params *
         return kvl_fail_memory(sizeof *engine);
     engine->device = device;
     engine->params = *params;
+    kvl_engine_set_units(engine, 0);
     kvl_device_retain(device);
     kvleaf_status status = choose(engine);
     if (!status)

@@ -37,6 +37,9 @@ kvleaf_status kvl_engine_size(const kvleaf_device *device, const kvl_engine_para
                               uint64_t *host_bytes);
 kvleaf_status kvl_engine_create(kvleaf_device *device, const kvl_engine_params *params, kvl_engine **out);
 void kvl_engine_destroy(kvl_engine **engine);
+/* Steps planned from now on are cut up and handed out as for a device of so many compute units: few of them have much
+ * each to do, as many have in a large step. 0: all that it has. */
+void kvl_engine_set_units(kvl_engine *engine, cl_uint units);
 /* The key of the variant of an operation by its name; "" where it is not built or unknown. */
 const char *kvl_engine_variant(const kvl_engine *engine, const char *operation);
 

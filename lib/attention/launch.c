@@ -67,9 +67,10 @@ static kvleaf_status bind_append(const kvl_engine *engine, const kvl_fresh *fres
 {
     const kvl_geometry *geometry = &engine->params.geometry;
     const kvl_schedule *now = &engine->now;
-    kvl_expect expect = {"k", now->total_q, geometry->num_kv_heads, geometry->head_dim, false};
+    kvl_expect expect = {"k", now->total_q, geometry->num_kv_heads, geometry->head_dim, .beside = NULL};
     kvleaf_status status = kvl_bind_tensor(engine, fresh->k, &expect, &call->k);
     expect.name = "v";
+    expect.beside = &call->k;
     if (!status)
         status = kvl_bind_tensor(engine, fresh->v, &expect, &call->v);
     if (status)
@@ -145,7 +146,7 @@ static decode_values values_of(const kvl_engine *engine, const attend_call *call
 /* Work-groups for a queue of tasks: one a compute unit, fewer where tasks of one length give no one a longer turn. */
 static size_t queue_groups(const kvl_engine *engine, size_t tasks, bool even)
 {
-    size_t units = engine->device->caps.compute_units, turns = (tasks + units - 1) / units;
+    size_t units = engine->units, turns = (tasks + units - 1) / units;
     if (!even)
         return tasks < units ? tasks : units;
     return (tasks + turns - 1) / turns;
@@ -164,7 +165,7 @@ static kvleaf_status launch_decode(kvl_engine *engine, const attend_call *call, 
                             KVL_ARG_KEPT(engine->meta),
                             buffer_arg(&call->fresh.k.memory, q),
                             buffer_arg(&call->fresh.v.memory, q),
-                            buffer_arg(&call->out.memory, NULL),
+                            buffer_arg(&call->out.memory, q),
                             buffer_arg(&call->lse.memory, NULL)};
     int count = COUNT(args) - (kvl_folds_itself(engine) ? 0 : 2); /* the last two are of kernels that fold */
     size_t group = (size_t)engine->chosen[KVL_DECODE].work_group;
@@ -191,7 +192,7 @@ static kvleaf_status run_decode(kvl_engine *engine, const attend_call *call, kvl
     size_t group = (size_t)chosen->work_group;
     size_t global[2] = {(size_t)now->num_splits * group, (size_t)engine->params.geometry.num_kv_heads};
     if (chosen->variant->persistent)
-        global[0] = engine->device->caps.compute_units, global[1] = 1;
+        global[0] = engine->units, global[1] = 1;
     kvleaf_status status = launch_decode(engine, call, global, chain, false);
     if (status)
         return status;
@@ -222,7 +223,7 @@ static kvleaf_status run_prefill(kvl_engine *engine, const attend_call *call, kv
                             KVL_ARG_KEPT(work),
                             KVL_ARG_KEPT(call->scale_log2),
                             KVL_ARG_KEPT(work2)};
-    size_t items = (size_t)now->num_items, units = engine->device->caps.compute_units;
+    size_t items = (size_t)now->num_items, units = engine->units;
     bool from_queue = chosen->variant->persistent || (chosen->variant->queued && items > units);
     const size_t global[2] = {(from_queue ? units : items) * group, 1};
     return launch(engine, &engine->prefill, args, COUNT(args), global, group, chain, true);
@@ -234,7 +235,7 @@ static kvleaf_status bind_lse(const kvl_engine *engine, const kvleaf_tensor *lse
     *out = (kvl_bound){.memory = NULL};
     if (!lse)
         return KVLEAF_OK;
-    kvl_expect expect = {"lse", rows, engine->params.geometry.num_heads, 1, true};
+    kvl_expect expect = {"lse", rows, engine->params.geometry.num_heads, 1, .output = true};
     kvleaf_status status = kvl_check_dtype("lse", lse->dtype, KVLEAF_F32);
     if (!status)
         status = kvl_bind_tensor(engine, lse, &expect, out);
@@ -242,16 +243,18 @@ static kvleaf_status bind_lse(const kvl_engine *engine, const kvleaf_tensor *lse
     return status;
 }
 
+/* `beside`: bound before in this call, or NULL. */
 static kvleaf_status bind_attend(const kvl_engine *engine, const kvleaf_tensor *q, const kvleaf_tensor *out,
-                                 const kvleaf_tensor *lse, attend_call *call)
+                                 const kvleaf_tensor *lse, const kvl_bound *beside, attend_call *call)
 {
     const kvl_geometry *geometry = &engine->params.geometry;
-    kvl_expect expect = {"q", engine->now.total_q, geometry->num_heads, geometry->head_dim, false};
+    kvl_expect expect = {"q", engine->now.total_q, geometry->num_heads, geometry->head_dim, .beside = beside};
     kvleaf_status status = kvl_bind_tensor(engine, q, &expect, &call->q);
     if (!status)
         status = kvl_check_dtype("q", q->dtype, geometry->q_dtype);
     expect.name = "out";
     expect.output = true;
+    expect.beside = &call->q;
     if (!status)
         status = kvl_bind_tensor(engine, out, &expect, &call->out);
     if (!status)
@@ -286,7 +289,7 @@ kvleaf_status kvl_engine_attend(kvl_engine *engine, const kvleaf_tensor *q, cons
     attend_call call = make_attend(engine, view, softmax_scale);
     kvleaf_status status = need_step(engine);
     if (!status)
-        status = bind_attend(engine, q, out, lse, &call);
+        status = bind_attend(engine, q, out, lse, NULL, &call);
     return status ? status : run_attend(engine, &call, chain);
 }
 
@@ -300,7 +303,7 @@ kvleaf_status kvl_engine_append_attend(kvl_engine *engine, const kvl_fresh *fres
     if (!status)
         status = bind_append(engine, fresh, &append);
     if (!status)
-        status = bind_attend(engine, q, out, lse, &call);
+        status = bind_attend(engine, q, out, lse, &append.k, &call);
     if (status || !engine->now.total_q)
         return status;
     if (kvl_fuse_now(engine)) {
@@ -320,7 +323,7 @@ kvleaf_status kvl_engine_gather(kvl_engine *engine, const kvl_view *view, const 
         return status;
     const kvl_geometry *geometry = &engine->params.geometry;
     const kvl_schedule *now = &engine->now;
-    kvl_expect expect = {"k", now->total_k, geometry->num_kv_heads, geometry->head_dim, true};
+    kvl_expect expect = {"k", now->total_k, geometry->num_kv_heads, geometry->head_dim, .output = true};
     kvl_bound bound_k, bound_v;
     status = kvl_bind_tensor(engine, k, &expect, &bound_k);
     if (!status)
@@ -355,7 +358,7 @@ static kvleaf_status bind_parts(const kvl_engine *engine, const kvl_merge *merge
                         (long long)stride);
     kvleaf_tensor last = *tensor;
     last.offset += (uint64_t)(merge->n - 1) * (uint64_t)stride * sizeof(float);
-    kvl_expect expect = {name, merge->rows, heads, dim, false};
+    kvl_expect expect = {name, merge->rows, heads, dim, .output = false};
     kvleaf_status status = kvl_check_dtype(name, tensor->dtype, KVLEAF_F32);
     if (!status)
         status = kvl_bind_tensor(engine, &last, &expect, out);
@@ -378,7 +381,7 @@ kvleaf_status kvl_engine_merge(kvl_engine *engine, const kvl_merge *merge, kvl_c
         bind_parts(engine, merge, merge->outs, "outs", geometry->head_dim, merge->out_part_stride, &outs);
     if (!status)
         status = bind_parts(engine, merge, merge->lses, "lses", 1, merge->lse_part_stride, &lses);
-    kvl_expect expect = {"out", merge->rows, geometry->num_heads, geometry->head_dim, true};
+    kvl_expect expect = {"out", merge->rows, geometry->num_heads, geometry->head_dim, .output = true};
     if (!status)
         status = kvl_bind_tensor(engine, merge->out, &expect, &out);
     if (!status)

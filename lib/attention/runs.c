@@ -52,7 +52,7 @@ static run_terms terms_of(const kvl_engine *engine, int32_t num_rows)
     int32_t longest = variant->longest_run(&engine->params.geometry);
     int64_t groups = variant->unit_groups ? variant->unit_groups : 1;
     run_terms terms = {.heads = engine->params.geometry.num_kv_heads,
-                       .units = engine->device->caps.compute_units * groups,
+                       .units = engine->units * groups,
                        .folds = kvl_folds_itself(engine)};
     terms.queue = terms.folds && !variant->unit_groups;
     for (int32_t i = 0; i < num_rows; i++)

@@ -55,6 +55,7 @@ typedef struct kvl_row {
 struct kvl_engine {
     kvleaf_device *device;
     kvl_engine_params params;
+    cl_uint units; /* compute units that steps are cut up for and handed out to */
     kvl_chosen chosen[KVL_OPERATIONS];
     kvl_kernel append, decode, fold, prefill, gather, merge, update, resolve;
     cl_mem meta;        /* the step's int array, and decode's workspace behind it */
@@ -166,14 +167,17 @@ bool kvl_fuse_now(kvl_engine *engine);
 
 /* A tensor as a kernel takes it. */
 typedef struct kvl_bound {
-    cl_mem memory; /* NULL where the call has none */
-    cl_long4 view; /* offset, token stride, head stride, 0; elements */
+    cl_mem memory;  /* NULL where the call has none */
+    uint64_t bytes; /* of the whole buffer */
+    cl_long4 view;  /* offset, token stride, head stride, 0; elements */
 } kvl_bound;
 
 typedef struct kvl_expect {
     const char *name; /* for messages */
     int64_t tokens, heads, dim;
-    bool output; /* its elements must not overlap */
+    bool output;             /* its elements must not overlap */
+    const kvl_bound *beside; /* bound in the same call, so that the driver is not asked again about a buffer that holds
+                                both; or NULL */
 } kvl_expect;
 
 /* Checks handle, context, dtype's size, strides and the buffer's size; resolves packed strides. */

@@ -11,8 +11,13 @@ static int64_t or_packed(int64_t stride, int64_t packed)
     return stride ? stride : packed;
 }
 
-static kvleaf_status buffer_size(const kvl_engine *engine, const char *name, cl_mem memory, uint64_t *bytes)
+static kvleaf_status buffer_size(const kvl_engine *engine, const char *name, cl_mem memory, const kvl_bound *beside,
+                                 uint64_t *bytes)
 {
+    if (beside && memory == beside->memory) {
+        *bytes = beside->bytes;
+        return KVLEAF_OK;
+    }
     const kvleaf_opencl *cl = engine->device->cl;
     cl_context context = NULL;
     size_t size = 0;
@@ -49,10 +54,9 @@ kvleaf_status kvl_check_scores(float softmax_scale, float softcap, int32_t layer
                                 (int)layer, field, value);
 }
 
-/* Handle, dtype and offset of a tensor; *first is its offset in elements, *elements how many its buffer holds in all.
- */
+/* Handle, dtype and offset of a tensor: binds its buffer, and as the view's first number its offset. */
 static kvleaf_status check_handle(const kvl_engine *engine, const char *name, const kvleaf_tensor *tensor,
-                                  int64_t *first, int64_t *elements)
+                                  const kvl_bound *beside, kvl_bound *out)
 {
     if (!tensor)
         return kvl_fail_null(name);
@@ -69,13 +73,14 @@ static kvleaf_status check_handle(const kvl_engine *engine, const char *name, co
         return kvl_fail(KVLEAF_INVALID, name, (int64_t)tensor->offset, (int64_t)size,
                         "%s.offset is %llu bytes, must be a multiple of the element size %zu", name,
                         (unsigned long long)tensor->offset, size);
-    uint64_t bytes = 0;
-    kvleaf_status status = buffer_size(engine, name, tensor->handle, &bytes);
-    if (status)
-        return status;
-    *first = (int64_t)(tensor->offset / size);
-    *elements = (int64_t)(bytes / size);
-    return KVLEAF_OK;
+    *out = (kvl_bound){.memory = tensor->handle, .view = {{(cl_long)(tensor->offset / size)}}};
+    return buffer_size(engine, name, tensor->handle, beside, &out->bytes);
+}
+
+/* How many elements a tensor's buffer holds in all. */
+static int64_t elements_of(const kvl_bound *bound, kvleaf_dtype dtype)
+{
+    return (int64_t)(bound->bytes / kvleaf_dtype_size(dtype));
 }
 
 /* Index behind the last element of count_a x count_b runs of `run` elements; false where it overflows. */
@@ -115,10 +120,10 @@ static bool disjoint(const kvl_expect *expect, int64_t token_stride, int64_t hea
 kvleaf_status kvl_bind_tensor(const kvl_engine *engine, const kvleaf_tensor *tensor, const kvl_expect *expect,
                               kvl_bound *out)
 {
-    int64_t first = 0, elements = 0;
-    kvleaf_status status = check_handle(engine, expect->name, tensor, &first, &elements);
+    kvleaf_status status = check_handle(engine, expect->name, tensor, expect->beside, out);
     if (status)
         return status;
+    int64_t first = out->view.s[0], elements = elements_of(out, tensor->dtype);
     int64_t head_stride = or_packed(tensor->head_stride, expect->dim);
     int64_t token_stride = or_packed(tensor->token_stride, expect->heads * expect->dim);
     if (head_stride < 0 || token_stride < 0)
@@ -134,7 +139,6 @@ kvleaf_status kvl_bind_tensor(const kvl_engine *engine, const kvleaf_tensor *ten
                             "%s's strides %lld and %lld make its rows overlap", expect->name, (long long)token_stride,
                             (long long)head_stride);
     }
-    out->memory = tensor->handle;
     out->view = (cl_long4){{first, token_stride, head_stride, 0}};
     return KVLEAF_OK;
 }
@@ -152,18 +156,20 @@ static kvleaf_status check_aligned(const char *name, const cl_long4 *view, size_
     return KVLEAF_OK;
 }
 
-/* K or V of a view. Contiguous: `blocks` is the number of tokens and a tile is one token's row. */
-static kvleaf_status bind_side(const kvl_engine *engine, const kvleaf_kv_view *view, bool value, cl_long4 *out)
+/* K or V of a view; V beside K. Contiguous: `blocks` is the number of tokens and a tile is one token's row. */
+static kvleaf_status bind_side(const kvl_engine *engine, const kvleaf_kv_view *view, const kvl_bound *keys,
+                               kvl_bound *out)
 {
     const kvl_geometry *geometry = &engine->params.geometry;
-    const kvleaf_tensor *tensor = value ? &view->v : &view->k;
-    const char *name = value ? "view.v" : "view.k";
-    int64_t first = 0, elements = 0, heads = geometry->num_kv_heads, dim = geometry->head_dim;
-    kvleaf_status status = check_handle(engine, name, tensor, &first, &elements);
+    const kvleaf_tensor *tensor = keys ? &view->v : &view->k;
+    const char *name = keys ? "view.v" : "view.k";
+    int64_t heads = geometry->num_kv_heads, dim = geometry->head_dim;
+    kvleaf_status status = check_handle(engine, name, tensor, keys, out);
     if (!status)
         status = kvl_check_dtype(name, tensor->dtype, geometry->kv_dtype);
     if (status)
         return status;
+    int64_t first = out->view.s[0], elements = elements_of(out, tensor->dtype);
     bool packed = geometry->layout != KVLEAF_LAYOUT_STRIDED, paged = geometry->block_size > 0;
     int64_t tile =
         packed ? (int64_t)kvleaf_layout_tile(geometry->layout, geometry->block_size, geometry->head_dim) : dim;
@@ -183,9 +189,9 @@ static kvleaf_status bind_side(const kvl_engine *engine, const kvleaf_kv_view *v
         if (end > elements)
             return too_small(name, end, elements);
     }
-    *out = (cl_long4){{first, block_stride, token_stride, head_stride}};
+    out->view = (cl_long4){{first, block_stride, token_stride, head_stride}};
     if (packed && geometry->layout != KVLEAF_LAYOUT_ROWS)
-        return check_aligned(name, out, kvleaf_dtype_size(geometry->kv_dtype));
+        return check_aligned(name, &out->view, kvleaf_dtype_size(geometry->kv_dtype));
     return KVLEAF_OK;
 }
 
@@ -204,11 +210,11 @@ kvleaf_status kvl_engine_view(const kvl_engine *engine, const kvleaf_kv_view *vi
         return kvl_fail(KVLEAF_INVALID, "view.num_blocks", view->num_blocks, engine->now.num_blocks,
                         "view.num_blocks is %d, the planned batch has ids up to %d", view->num_blocks,
                         engine->now.num_blocks - 1);
-    kvl_view bound = {.k = view->k.handle, .v = view->v.handle};
-    status = bind_side(engine, view, false, &bound.k_view);
+    kvl_bound k, v;
+    status = bind_side(engine, view, NULL, &k);
     if (!status)
-        status = bind_side(engine, view, true, &bound.v_view);
+        status = bind_side(engine, view, &k, &v);
     if (!status)
-        *out = bound;
+        *out = (kvl_view){.k = k.memory, .k_view = k.view, .v = v.memory, .v_view = v.view};
     return status;
 }

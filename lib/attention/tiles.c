@@ -122,7 +122,7 @@ static weights weigh_tiles(const kvl_engine *engine, const int32_t *entries, con
 /* What the compute units have to do on average. */
 static int64_t average(const kvl_engine *engine, const weights *all)
 {
-    return kvl_ceil_div(items_of(engine, all->total), engine->device->caps.compute_units);
+    return kvl_ceil_div(items_of(engine, all->total), engine->units);
 }
 
 /* When the compute units are done that take a step's tiles, the heaviest first. Weights are in parts of the heaviest
@@ -142,8 +142,7 @@ static int64_t deal_out(const kvl_engine *engine, const int32_t *entries, int32_
             tiles[length]++;
         }
     }
-    const kvl_loads loads =
-        kvl_queue_share(tiles, KVL_QUEUE_LONGEST, items_of(engine, 1), engine->device->caps.compute_units);
+    const kvl_loads loads = kvl_queue_share(tiles, KVL_QUEUE_LONGEST, items_of(engine, 1), engine->units);
     return kvl_queue_last(&loads) * most / KVL_QUEUE_LONGEST;
 }
 
@@ -283,7 +282,7 @@ static int32_t write_tiles(const kvl_engine *engine, const int32_t *entries, con
 
 static void write_claims(const kvl_engine *engine, const cut *how, int32_t *meta, kvl_schedule *at)
 {
-    int32_t heads = engine->params.geometry.num_kv_heads, units = (int32_t)engine->device->caps.compute_units;
+    int32_t heads = engine->params.geometry.num_kv_heads, units = (int32_t)engine->units;
     int64_t pairs = (int64_t)at->num_entries * heads;
     int64_t whole = pairs * WHOLE_NUMERATOR / WHOLE_DENOMINATOR / units * units;
     int32_t *claims = meta + at->used, item = 0, num = 0;

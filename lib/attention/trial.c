@@ -331,17 +331,14 @@ static kvleaf_status attend(trial *t, const kvl_view *view, kvl_chain *chain)
                       : kvl_engine_attend(t->engine, &q, view, &out, &lse, t->scale, chain);
 }
 
-/* Without it, and cut up and handed out as for a device of one compute unit: that is, as for a step that has much for
- * each of many. */
+/* Without it, and as for a device of one compute unit. */
 static kvleaf_status attend_again(trial *t, const kvl_view *view, kvl_chain *chain)
 {
     const kvleaf_tensor q = tensor(t, Q), out = tensor(t, OUT_AGAIN), lse = tensor(t, LSE_AGAIN);
-    const cl_uint units = t->device->caps.compute_units;
-    t->device->caps.compute_units = 1;
+    kvl_engine_set_units(t->engine, 1);
     kvleaf_status status = submit(t, chain);
     if (!status)
         status = kvl_engine_attend(t->engine, &q, view, &out, &lse, t->scale, chain);
-    t->device->caps.compute_units = units;
     return status;
 }
 
@@ -350,7 +347,7 @@ static kvleaf_status launch(trial *t)
 {
     kvl_chain chain;
     kvl_view view;
-    kvleaf_status status = kvl_chain_begin(&chain, t->device, t->queue, 0, NULL, NULL);
+    kvleaf_status status = kvl_chain_begin(&chain, t->device, &(kvleaf_exec){.queue = t->queue});
     if (!status)
         status = bind_view(t, &view);
     if (!status)

@@ -15,6 +15,7 @@ typedef struct kvl_tail {
     kvleaf_device *device;
     kvl_mutex *mutex;       /* held from kvl_tail_begin to kvl_tail_end */
     cl_command_queue queue; /* of the last call; retained; NULL before the first */
+    bool in_order;          /* whether that queue keeps order */
     bool many;              /* more than one in-order queue has been seen */
     cl_event event;         /* many: the tail; NULL = nothing to wait for */
     cl_int failure;         /* of a command that failed on the device; 0 = none */
@@ -25,7 +26,7 @@ typedef struct kvl_tail_call {
     kvl_tail *tail;
     kvl_chain chain; /* to enqueue on */
     cl_command_queue queue;
-    bool many;
+    bool in_order, many;
     cl_event own;        /* becomes the tail */
     cl_event gathered;   /* stands for a wait list that does not fit in `waits`; NULL = none */
     cl_event *event_out; /* the caller's */
@@ -36,8 +37,8 @@ kvleaf_status kvl_tail_create(kvl_tail *tail, kvleaf_device *device);
 /* Takes a zeroed tail too. */
 void kvl_tail_destroy(kvl_tail *tail);
 
-/* Begins a call; exec is checked already. On success the tail is locked until kvl_tail_end. DEVICE: now, or after a
- * failure on the device. */
+/* Checks exec and begins a call. On success the tail is locked until kvl_tail_end. DEVICE: now, or after a failure on
+ * the device. */
 kvleaf_status kvl_tail_begin(kvl_tail *tail, const kvleaf_exec *exec, kvl_tail_call *call);
 /* Ends it, also after a failure, and returns the call's status. What was enqueued before a failure still counts. */
 kvleaf_status kvl_tail_end(kvl_tail_call *call, kvleaf_status status);

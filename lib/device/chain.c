@@ -11,12 +11,22 @@ kvleaf_status kvl_queue_in_order(kvleaf_device *device, cl_command_queue queue, 
     return KVLEAF_OK;
 }
 
-kvleaf_status kvl_chain_begin(kvl_chain *chain, kvleaf_device *device, cl_command_queue queue, cl_uint num_wait,
-                              const cl_event *wait_list, cl_event *event_out)
+kvl_chain kvl_chain_on(kvleaf_device *device, const kvleaf_exec *exec, bool in_order)
 {
-    *chain = (kvl_chain){
-        .device = device, .queue = queue, .num_wait = num_wait, .wait_list = wait_list, .event_out = event_out};
-    return kvl_queue_in_order(device, queue, &chain->in_order);
+    return (kvl_chain){.device = device,
+                       .queue = exec->queue,
+                       .in_order = in_order,
+                       .num_wait = exec->num_wait,
+                       .wait_list = exec->wait_list,
+                       .event_out = exec->event_out};
+}
+
+kvleaf_status kvl_chain_begin(kvl_chain *chain, kvleaf_device *device, const kvleaf_exec *exec)
+{
+    bool in_order = false;
+    kvleaf_status status = kvl_queue_in_order(device, exec->queue, &in_order);
+    *chain = kvl_chain_on(device, exec, in_order);
+    return status;
 }
 
 /* What an enqueue call needs to give: an event for the next command to wait on, for the caller, or none. */

@@ -19,9 +19,13 @@ typedef struct kvl_chain {
     bool gave_event;
 } kvl_chain;
 
-/* Starts a chain; nothing is enqueued. The wait list must live until kvl_chain_end. */
-kvleaf_status kvl_chain_begin(kvl_chain *chain, kvleaf_device *device, cl_command_queue queue, cl_uint num_wait,
-                              const cl_event *wait_list, cl_event *event_out);
+/* Whether the queue runs its commands in order. */
+kvleaf_status kvl_queue_in_order(kvleaf_device *device, cl_command_queue queue, bool *in_order);
+
+/* A chain on a queue of which that is known; nothing is enqueued. The wait list must live until kvl_chain_end. */
+kvl_chain kvl_chain_on(kvleaf_device *device, const kvleaf_exec *exec, bool in_order);
+/* Starts a chain on a queue that is asked. */
+kvleaf_status kvl_chain_begin(kvl_chain *chain, kvleaf_device *device, const kvleaf_exec *exec);
 
 /* Enqueues a kernel. `last`: no further command follows. */
 kvleaf_status kvl_chain_kernel(kvl_chain *chain, cl_kernel kernel, cl_uint dimensions, const size_t *global,
@@ -43,8 +47,5 @@ kvleaf_status kvl_chain_mark(kvl_chain *chain, cl_event *out);
 /* Ends the chain, also after a failure: gives the event if that is still owed (a marker), releases what was kept.
  * Returns `status`, or the marker's failure where status was OK. */
 kvleaf_status kvl_chain_end(kvl_chain *chain, kvleaf_status status);
-
-/* Whether the queue runs its commands in order. */
-kvleaf_status kvl_queue_in_order(kvleaf_device *device, cl_command_queue queue, bool *in_order);
 
 #endif

@@ -186,7 +186,7 @@ kvleaf_status kvleaf_pool_copy_blocks(kvleaf_pool *pool, const int32_t *src, con
 {
     if (!pool)
         return kvl_fail_null("pool");
-    kvleaf_status status = kvl_check_exec(pool->device, exec);
+    kvleaf_status status = kvl_check_exec(pool->device, exec, NULL);
     if (status)
         return status;
     if (count < 0 || count > pool->params.num_blocks)
@@ -201,7 +201,7 @@ kvleaf_status kvleaf_pool_copy_blocks(kvleaf_pool *pool, const int32_t *src, con
     if (status)
         return status;
     kvl_chain chain;
-    status = kvl_chain_begin(&chain, pool->device, exec->queue, exec->num_wait, exec->wait_list, exec->event_out);
+    status = kvl_chain_begin(&chain, pool->device, exec);
     if (!status) {
         const kvl_pool_copies copies = {.pairs = pairs, .count = count};
         status = kvl_chain_end(&chain, kvl_pool_copier_chain(pool->copier, &copies, &chain));

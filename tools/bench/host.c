@@ -146,7 +146,7 @@ void host_print(const host_batch *work, const char *bench, const char *device, c
     printf("%s: %d sequences of %d tokens, block size %d, median of %d runs, %s\n", bench, work->config->batch,
            work->config->context, work->config->shape.block_size, what->count, device);
     for (int i = 0; i < count; i++)
-        printf("  %-22s %s%8.2f%s\n", figures[i].name, cli_colour(CLI_BOLD), figures[i].value, cli_colour(CLI_PLAIN));
+        printf("  %-26s %s%8.2f%s\n", figures[i].name, cli_colour(CLI_BOLD), figures[i].value, cli_colour(CLI_PLAIN));
 }
 
 int host_run(const bench_rig *rig, const bench_config *config, int batch, int context,

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* A decode step of a model's attention through the managed cache: each layer by append and attend, then by the call
- * that does both. What a layer takes, how many kernels it launches, and what that costs the host, in all and within the
- * driver's call that enqueues a kernel. */
+/* A decode step of a model's attention through the managed cache: each layer by append and attend, by the call that
+ * does both, and by that with a buffer a tensor. What a layer takes, how many kernels it launches, and what that costs
+ * the host, in all and within the driver's call that enqueues a kernel. */
 #include "bench/host.h"
 
 #include <kvleaf/cache.h>
@@ -26,7 +26,8 @@ static cl_int CL_API_CALL count_launch(cl_command_queue queue, cl_kernel kernel,
     return error;
 }
 
-enum { TWO_CALLS, ONE_CALL, WAYS };
+enum { TWO_CALLS, ONE_CALL, APART, WAYS };
+enum { Q, K, V, OUT, TENSORS };
 
 typedef struct step_rig {
     kvleaf_device *device; /* of the same context, with the table above */
@@ -34,7 +35,8 @@ typedef struct step_rig {
     kvleaf_cache *cache;
     kvleaf_plan *plan;
     kvleaf_batch_entry *entries;
-    cl_mem rows, out; /* q, new keys and values of a token side by side, as a projection of all three leaves them */
+    cl_mem rows, buffers[TENSORS];
+    kvleaf_tensor beside[TENSORS], apart[TENSORS]; /* side by side a token in `rows`; each in its own of the buffers */
     int layers;
 } step_rig;
 
@@ -56,25 +58,36 @@ static kvleaf_status open_device(const host_batch *work, step_rig *rig)
     return kvleaf_device_create(&params, &rig->device);
 }
 
-/* A token a sequence; queries and keys of a size as models have them, so that attention weighs many keys. */
+/* A token a sequence of so many heads; queries and keys of a size as models have them, so that attention weighs many
+ * keys. */
+static kvleaf_status make_rows(const host_batch *work, const step_rig *rig, int heads, cl_mem *out)
+{
+    const cli_shape *shape = &work->config->shape;
+    const kvleaf_dtype dtype = (kvleaf_dtype)shape->q_dtype;
+    uint64_t elements = (uint64_t)work->config->batch * (uint64_t)heads * (uint64_t)shape->head_dim;
+    *out = clCreateBuffer(kvleaf_device_context(rig->device), CL_MEM_READ_WRITE, elements * kvleaf_dtype_size(dtype),
+                          NULL, NULL);
+    bool filled = *out && bench_fill(work->rig, *out, dtype, elements, (uint32_t)heads, 3.46f) == CL_SUCCESS;
+    return filled ? KVLEAF_OK : KVLEAF_NO_MEMORY;
+}
+
 static kvleaf_status open_rows(const host_batch *work, step_rig *rig)
 {
     const cli_shape *shape = &work->config->shape;
     const kvleaf_dtype dtype = (kvleaf_dtype)shape->q_dtype;
-    const struct {
-        cl_mem *memory;
-        int heads;
-        float size;
-    } rows[] = {{&rig->rows, shape->heads + 2 * shape->kv_heads, 3.46f}, {&rig->out, shape->heads, 1.0f}};
-    for (int i = 0; i < 2; i++) {
-        uint64_t elements = (uint64_t)work->config->batch * (uint64_t)rows[i].heads * (uint64_t)shape->head_dim;
-        *rows[i].memory = clCreateBuffer(kvleaf_device_context(rig->device), CL_MEM_READ_WRITE,
-                                         elements * kvleaf_dtype_size(dtype), NULL, NULL);
-        if (!*rows[i].memory ||
-            bench_fill(work->rig, *rows[i].memory, dtype, elements, (uint32_t)i + 1, rows[i].size) != CL_SUCCESS)
-            return KVLEAF_NO_MEMORY;
+    const int heads[TENSORS] = {shape->heads, shape->kv_heads, shape->kv_heads, shape->heads};
+    const int all = 2 * (shape->heads + shape->kv_heads);
+    kvleaf_status status = make_rows(work, rig, all, &rig->rows);
+    for (int i = 0, first = 0; !status && i < TENSORS; first += heads[i++]) {
+        rig->beside[i] =
+            (kvleaf_tensor){.handle = rig->rows,
+                            .offset = (uint64_t)first * (uint64_t)shape->head_dim * kvleaf_dtype_size(dtype),
+                            .dtype = dtype,
+                            .token_stride = (int64_t)all * shape->head_dim};
+        status = make_rows(work, rig, heads[i], &rig->buffers[i]);
+        rig->apart[i] = (kvleaf_tensor){.handle = rig->buffers[i], .dtype = dtype};
     }
-    return KVLEAF_OK;
+    return status;
 }
 
 static kvleaf_status fill_pool(const host_batch *work, const step_rig *rig, const kvleaf_pool_params *params)
@@ -131,13 +144,14 @@ static kvleaf_status open_cache(const host_batch *work, step_rig *rig)
 
 static void close_rig(step_rig *rig)
 {
-    cl_mem buffers[] = {rig->rows, rig->out};
     kvleaf_plan_destroy(&rig->plan);
     kvleaf_cache_destroy(&rig->cache);
     kvleaf_pool_destroy(&rig->pool);
-    for (int i = 0; i < 2; i++)
-        if (buffers[i])
-            clReleaseMemObject(buffers[i]);
+    if (rig->rows)
+        clReleaseMemObject(rig->rows);
+    for (int i = 0; i < TENSORS; i++)
+        if (rig->buffers[i])
+            clReleaseMemObject(rig->buffers[i]);
     kvleaf_device_destroy(&rig->device);
     free(rig->entries);
 }
@@ -156,33 +170,19 @@ static kvleaf_status extend(const host_batch *work, const step_rig *rig, int cou
     return status;
 }
 
-/* Heads of a token from the first-th on. */
-static kvleaf_tensor heads_of(const host_batch *work, const step_rig *rig, int first)
-{
-    const cli_shape *shape = &work->config->shape;
-    const kvleaf_dtype dtype = (kvleaf_dtype)shape->q_dtype;
-    return (kvleaf_tensor){.handle = rig->rows,
-                           .offset = (uint64_t)(first * shape->head_dim) * kvleaf_dtype_size(dtype),
-                           .dtype = dtype,
-                           .token_stride = (shape->heads + 2 * shape->kv_heads) * shape->head_dim};
-}
-
 static kvleaf_status run_layers(const host_batch *work, const step_rig *rig, int way)
 {
     const kvleaf_exec exec = {.struct_size = sizeof(exec), .queue = work->rig->queue};
-    const cli_shape *shape = &work->config->shape;
-    const kvleaf_tensor out = {.handle = rig->out, .dtype = (kvleaf_dtype)shape->q_dtype};
-    const kvleaf_tensor q = heads_of(work, rig, 0), k = heads_of(work, rig, shape->heads);
-    const kvleaf_tensor v = heads_of(work, rig, shape->heads + shape->kv_heads);
+    const kvleaf_tensor *at = way == APART ? rig->apart : rig->beside;
     kvleaf_status status = KVLEAF_OK;
     for (int i = 0; !status && i < rig->layers; i++) {
-        if (way == ONE_CALL) {
-            status = kvleaf_append_attend(rig->plan, i, &k, &v, &q, &out, NULL, &exec);
+        if (way != TWO_CALLS) {
+            status = kvleaf_append_attend(rig->plan, i, &at[K], &at[V], &at[Q], &at[OUT], NULL, &exec);
             continue;
         }
-        status = kvleaf_append(rig->plan, i, &k, &v, &exec);
+        status = kvleaf_append(rig->plan, i, &at[K], &at[V], &exec);
         if (!status)
-            status = kvleaf_attend(rig->plan, i, &q, &out, NULL, &exec);
+            status = kvleaf_attend(rig->plan, i, &at[Q], &at[OUT], NULL, &exec);
     }
     return status;
 }
@@ -231,7 +231,7 @@ static kvleaf_status time_steps(const host_batch *work, step_times *times)
         status = open_cache(work, &rig);
     if (!status)
         status = run_step(work, &rig, work->config->context, -1, NULL);
-    for (int run = -HOST_WARM_RUNS; !status && run < work->runs; run++)
+    for (int run = -HOST_WARM_RUNS; !status && (run < work->runs || run < WAYS); run++)
         status = run_step(work, &rig, 1, (run + HOST_WARM_RUNS) % WAYS, run < 0 ? NULL : times);
     if (!status)
         snprintf(times->variant, sizeof(times->variant), "%s", kvleaf_plan_variant(rig.plan, "decode"));
@@ -254,6 +254,8 @@ static int measure_step(const host_batch *work)
         {"one_call_host_us", one_host},
         {"host_us_a_launch", one_host / times.launches[ONE_CALL]},
         {"enqueue_us_a_launch", host_median(&times.enqueue[ONE_CALL]) * 1e6 / times.launches[ONE_CALL]},
+        {"apart_host_us_a_launch", host_median(&times.host[APART]) * 1e6 / times.launches[APART]},
+        {"apart_enqueue_us_a_launch", host_median(&times.enqueue[APART]) * 1e6 / times.launches[APART]},
         {"plan_us", host_median(&times.plan) * 1e6}};
     host_print(work, "step", work->rig->caps.device_name, times.variant, &times.whole[ONE_CALL], figures,
                sizeof(figures) / sizeof(figures[0]));

@@ -178,15 +178,13 @@ static void compare_rows(const problem *whole, int32_t index, int32_t row, const
                      whole->seqs[index].kv_len, row, row + rows - 1, how);
 }
 
-/* attend, cut up and handed out as for a device of so many compute units: few of them have much each to do, as many
- * have in a large step. */
+/* attend as for a device of so many compute units. */
 static bool attend_by(cl_uint units, const check_rig *rig, const check_batch *batch, const problem_seq *seqs,
                       int32_t num_seqs, uint64_t placement, problem *out, problem_report *report)
 {
-    const cl_uint all = rig->device->caps.compute_units;
-    rig->device->caps.compute_units = units;
+    kvl_engine_set_units(rig->attention->engine, units);
     bool done = attend(rig, batch, seqs, num_seqs, placement, out, report);
-    rig->device->caps.compute_units = all;
+    kvl_engine_set_units(rig->attention->engine, 0);
     return done;
 }
 
@@ -270,8 +268,7 @@ static void check_attend(const check_rig *rig, check_batch *batch, check_result 
         if (report.passed)
             check_reversed(rig, batch, &whole, &report);
         if (report.passed)
-            check_alone(rig, batch, &whole, (int32_t)(batch->seed % (uint64_t)batch->num_seqs),
-                        rig->device->caps.compute_units, &report);
+            check_alone(rig, batch, &whole, (int32_t)(batch->seed % (uint64_t)batch->num_seqs), 0, &report);
         if (report.passed) /* which may be long: some units a KV head, so that runs have parts and the row has runs */
             check_alone(rig, batch, &whole, batch->num_seqs - 1, 4 * (cl_uint)rig->shape->geometry.num_kv_heads,
                         &report);
@@ -333,7 +330,6 @@ static void check_fused(const check_rig *rig, check_result *result)
     const int32_t bs = g->block_size, split = stride_of(rig->variant);
     const kvleaf_dtype sources[] = {g->q_dtype, g->kv_dtype, KVLEAF_F32};
     const int32_t lengths[] = {1, split, bs, 0, split + 1, bs + 1, 2 * split, 3 * bs - 1, split - 1, 2 * split + 5};
-    const cl_uint units = rig->device->caps.compute_units;
     for (int i = 0; i < 3 && result->report.passed && g->view != PROBLEM_CONTIGUOUS; i++) {
         check_batch batch;
         problem made;
@@ -348,10 +344,10 @@ static void check_fused(const check_rig *rig, check_result *result)
             problem_fail(&result->report, "%s", made.fault);
             return;
         }
-        rig->device->caps.compute_units = i == 2 ? 1 : units;
+        kvl_engine_set_units(rig->attention->engine, i == 2 ? 1 : 0);
         if (problem_append_attend(&made, rig->attention, sources[i], i % 2 == 1, &report) != KVLEAF_OK)
             fail_api(&report, "append and attend");
-        rig->device->caps.compute_units = units;
+        kvl_engine_set_units(rig->attention->engine, 0);
         problem_destroy(&made);
         widen(&result->report, &report);
         if (!report.passed) {

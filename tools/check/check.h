@@ -5,6 +5,7 @@
 /* kvleaf-check: every variant of a device against the float64 reference. A pass forces the variants of one name in
  * every operation that has one ("portable", "cpu"), so that one attention object serves all of its cases of a shape. */
 
+#include "attention/attention.h"
 #include "attention/variants.h"
 #include "device/device.h"
 #include "problem.h"
