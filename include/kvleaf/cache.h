@@ -176,7 +176,8 @@ KVLEAF_API kvleaf_status kvleaf_attend(kvleaf_plan *plan, int32_t layer, const k
 
 /* Append, then attend, in one call and with the same results. Where every entry of the step is one token of the decode
  * family, the attention kernel writes the new keys and values itself, if its variant can: a launch less a layer. out
- * must not overlap k or v. Statuses of both; every check comes before the first command. */
+ * must not overlap k or v. Some drivers take time of a launch for each buffer: q, k, v and out in one buffer, apart by
+ * their offsets, cost the host least. Statuses of both; every check comes before the first command. */
 KVLEAF_API kvleaf_status kvleaf_append_attend(kvleaf_plan *plan, int32_t layer, const kvleaf_tensor *k,
                                               const kvleaf_tensor *v, const kvleaf_tensor *q, const kvleaf_tensor *out,
                                               const kvleaf_tensor *lse, const kvleaf_exec *exec);

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "device/chain.h"
 
-kvleaf_status kvl_queue_in_order(kvleaf_device *device, cl_command_queue queue, bool *in_order)
+static kvleaf_status keeps_order(const kvleaf_device *device, cl_command_queue queue, bool *in_order)
 {
     cl_command_queue_properties properties = 0;
     cl_int error = device->cl->GetCommandQueueInfo(queue, CL_QUEUE_PROPERTIES, sizeof properties, &properties, NULL);
@@ -24,7 +24,7 @@ kvl_chain kvl_chain_on(kvleaf_device *device, const kvleaf_exec *exec, bool in_o
 kvleaf_status kvl_chain_begin(kvl_chain *chain, kvleaf_device *device, const kvleaf_exec *exec)
 {
     bool in_order = false;
-    kvleaf_status status = kvl_queue_in_order(device, exec->queue, &in_order);
+    kvleaf_status status = keeps_order(device, exec->queue, &in_order);
     *chain = kvl_chain_on(device, exec, in_order);
     return status;
 }

@@ -19,13 +19,10 @@ typedef struct kvl_chain {
     bool gave_event;
 } kvl_chain;
 
-/* Whether the queue runs its commands in order. */
-kvleaf_status kvl_queue_in_order(kvleaf_device *device, cl_command_queue queue, bool *in_order);
-
-/* A chain on a queue of which that is known; nothing is enqueued. The wait list must live until kvl_chain_end. */
-kvl_chain kvl_chain_on(kvleaf_device *device, const kvleaf_exec *exec, bool in_order);
-/* Starts a chain on a queue that is asked. */
+/* Starts a chain; nothing is enqueued. The wait list must live until kvl_chain_end. */
 kvleaf_status kvl_chain_begin(kvl_chain *chain, kvleaf_device *device, const kvleaf_exec *exec);
+/* The same on a queue of which is known whether it keeps order. */
+kvl_chain kvl_chain_on(kvleaf_device *device, const kvleaf_exec *exec, bool in_order);
 
 /* Enqueues a kernel. `last`: no further command follows. */
 kvleaf_status kvl_chain_kernel(kvl_chain *chain, cl_kernel kernel, cl_uint dimensions, const size_t *global,
