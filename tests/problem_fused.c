@@ -223,13 +223,16 @@ static kvleaf_status run_joined(problem *problem, kvleaf_attention *attention, b
     else if (collect(problem, "K, tensors sharing buffers", "V, tensors sharing buffers", report) &&
              !same_bits(problem, f))
         problem_fail(report, "tensors that share buffers give other bits");
+    problem_compare_bytes(problem->queue, &problem->q, problem->q.host, "q, tensors sharing buffers", report);
     return KVLEAF_OK;
 }
 
+enum { ALL_JOINED = 15 };
+
+/* `way`: which lie in one buffer, a bit each. */
 static kvleaf_status check_joined(problem *problem, kvleaf_attention *attention, bool some_negative, const fused *f,
-                                  problem_report *report)
+                                  uint64_t way, problem_report *report)
 {
-    const uint64_t way = problem_hash(problem->options.placement, (uint64_t)problem->total_q);
     joined cache = {.arrays = {&problem->k, way & 1 ? &problem->v : NULL}};
     joined rows = {.arrays = {&problem->q, way & 2 ? &f->sources[0] : NULL, way & 4 ? &f->sources[1] : NULL,
                               way & 8 ? &problem->out : NULL}};
@@ -253,7 +256,10 @@ kvleaf_status problem_append_attend(problem *problem, kvleaf_attention *attentio
         if (!status)
             status = check(problem, attention, &f, report);
         if (!status && report->passed)
-            status = check_joined(problem, attention, some_negative, &f, report);
+            status = check_joined(problem, attention, some_negative, &f, ALL_JOINED, report);
+        if (!status && report->passed)
+            status = check_joined(problem, attention, some_negative, &f,
+                                  problem_hash(problem->options.placement, (uint64_t)problem->total_q), report);
     } else {
         problem_fail(report, "no memory to append and attend");
     }

@@ -235,8 +235,8 @@ static void test_one_queue_makes_no_events(void **state)
     assert_int_equal(shim_balance(), 0);
 }
 
-/* The queue of the call before is retained, and a buffer that holds several of a call's tensors is one: the driver is
- * asked about neither again. Another's queue is still found out. */
+/* The queue of the call before is retained, and a buffer that holds all of a call's tensors is one: where a layer is
+ * attended, the driver is not asked again. Another's queue is still found out. */
 static void test_asked_once(void **state)
 {
     (void)state;

@@ -169,15 +169,16 @@ bool kvl_fuse_now(kvl_engine *engine);
 typedef struct kvl_bound {
     cl_mem memory;  /* NULL where the call has none */
     uint64_t bytes; /* of the whole buffer */
-    cl_long4 view;  /* offset, token stride, head stride, 0; elements */
+    cl_long4 view;  /* as a kernel takes it, in elements: offset, token stride, head stride, 0; of K and V as kvl_view
+                       has  them */
 } kvl_bound;
 
 typedef struct kvl_expect {
     const char *name; /* for messages */
     int64_t tokens, heads, dim;
     bool output;             /* its elements must not overlap */
-    const kvl_bound *beside; /* bound in the same call, so that the driver is not asked again about a buffer that holds
-                                both; or NULL */
+    const kvl_bound *beside; /* bound before in the same call: where both lie in one buffer, the driver is not asked
+                                about it again; or NULL */
 } kvl_expect;
 
 /* Checks handle, context, dtype's size, strides and the buffer's size; resolves packed strides. */

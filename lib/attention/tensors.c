@@ -210,7 +210,7 @@ kvleaf_status kvl_engine_view(const kvl_engine *engine, const kvleaf_kv_view *vi
         return kvl_fail(KVLEAF_INVALID, "view.num_blocks", view->num_blocks, engine->now.num_blocks,
                         "view.num_blocks is %d, the planned batch has ids up to %d", view->num_blocks,
                         engine->now.num_blocks - 1);
-    kvl_bound k, v;
+    kvl_bound k = {.memory = NULL}, v = k;
     status = bind_side(engine, view, NULL, &k);
     if (!status)
         status = bind_side(engine, view, &k, &v);

@@ -111,7 +111,8 @@ static kvleaf_status join_waits(kvl_tail_call *call)
     return KVLEAF_OK;
 }
 
-/* The driver is not asked about the tail's own queue: it is retained, so it is still the one that was asked about. */
+/* The driver is not asked about the tail's own queue: it is retained, so it is still the one that was asked about, and
+ * it keeps order, or there are events by now. */
 static kvleaf_status start_chain(const kvl_tail *tail, const kvleaf_exec *exec, kvl_tail_call *call)
 {
     kvleaf_status status = kvl_check_exec(tail->device, exec, tail->queue);
@@ -120,11 +121,10 @@ static kvleaf_status start_chain(const kvl_tail *tail, const kvleaf_exec *exec, 
     if (status)
         return status;
     if (exec->queue == tail->queue)
-        call->chain = kvl_chain_on(tail->device, exec, tail->in_order);
+        call->chain = kvl_chain_in_order(tail->device, exec);
     else
         status = kvl_chain_begin(&call->chain, tail->device, exec);
     call->queue = exec->queue;
-    call->in_order = call->chain.in_order;
     call->event_out = exec->event_out;
     return status;
 }
@@ -135,7 +135,7 @@ static kvleaf_status begin_locked(kvl_tail *tail, const kvleaf_exec *exec, kvl_t
     if (status)
         return status;
     bool other = tail->queue && tail->queue != exec->queue;
-    if (!tail->many && (other || !call->in_order))
+    if (!tail->many && (other || !call->chain.in_order))
         status = start_events(tail);
     call->many = tail->many;
     if (!status && call->many) {
@@ -173,14 +173,13 @@ kvleaf_status kvl_tail_begin(kvl_tail *tail, const kvleaf_exec *exec, kvl_tail_c
     return status;
 }
 
-static void replace_queue(kvl_tail *tail, const kvl_tail_call *call)
+static void replace_queue(kvl_tail *tail, cl_command_queue queue)
 {
-    if (tail->queue == call->queue)
+    if (tail->queue == queue)
         return;
     if (tail->queue)
         tail->device->cl->ReleaseCommandQueue(tail->queue);
-    tail->queue = call->queue;
-    tail->in_order = call->in_order;
+    tail->queue = queue;
 }
 
 /* The last command that was enqueued becomes the tail, be it the last of the call or the one before a failure. */
@@ -204,7 +203,7 @@ static kvleaf_status end_with_event(kvl_tail_call *call, kvleaf_status status)
     if (enqueued)
         replace_event(tail, call->own ? call->own : last);
     if (enqueued || !tail->queue)
-        replace_queue(tail, call);
+        replace_queue(tail, call->queue);
     else if (tail->queue != call->queue)
         cl->ReleaseCommandQueue(call->queue);
     if (status || !call->event_out)
@@ -223,7 +222,7 @@ kvleaf_status kvl_tail_end(kvl_tail_call *call, kvleaf_status status)
         status = end_with_event(call, status);
     } else {
         status = kvl_chain_end(&call->chain, status);
-        replace_queue(tail, call);
+        replace_queue(tail, call->queue);
     }
     release_gathered(call);
     kvl_mutex_unlock(tail->mutex);

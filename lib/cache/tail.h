@@ -15,7 +15,6 @@ typedef struct kvl_tail {
     kvleaf_device *device;
     kvl_mutex *mutex;       /* held from kvl_tail_begin to kvl_tail_end */
     cl_command_queue queue; /* of the last call; retained; NULL before the first */
-    bool in_order;          /* whether that queue keeps order */
     bool many;              /* more than one in-order queue has been seen */
     cl_event event;         /* many: the tail; NULL = nothing to wait for */
     cl_int failure;         /* of a command that failed on the device; 0 = none */
@@ -26,7 +25,7 @@ typedef struct kvl_tail_call {
     kvl_tail *tail;
     kvl_chain chain; /* to enqueue on */
     cl_command_queue queue;
-    bool in_order, many;
+    bool many;
     cl_event own;        /* becomes the tail */
     cl_event gathered;   /* stands for a wait list that does not fit in `waits`; NULL = none */
     cl_event *event_out; /* the caller's */

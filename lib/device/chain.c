@@ -11,11 +11,11 @@ static kvleaf_status keeps_order(const kvleaf_device *device, cl_command_queue q
     return KVLEAF_OK;
 }
 
-kvl_chain kvl_chain_on(kvleaf_device *device, const kvleaf_exec *exec, bool in_order)
+kvl_chain kvl_chain_in_order(kvleaf_device *device, const kvleaf_exec *exec)
 {
     return (kvl_chain){.device = device,
                        .queue = exec->queue,
-                       .in_order = in_order,
+                       .in_order = true,
                        .num_wait = exec->num_wait,
                        .wait_list = exec->wait_list,
                        .event_out = exec->event_out};
@@ -23,10 +23,8 @@ kvl_chain kvl_chain_on(kvleaf_device *device, const kvleaf_exec *exec, bool in_o
 
 kvleaf_status kvl_chain_begin(kvl_chain *chain, kvleaf_device *device, const kvleaf_exec *exec)
 {
-    bool in_order = false;
-    kvleaf_status status = keeps_order(device, exec->queue, &in_order);
-    *chain = kvl_chain_on(device, exec, in_order);
-    return status;
+    *chain = kvl_chain_in_order(device, exec);
+    return keeps_order(device, exec->queue, &chain->in_order);
 }
 
 /* What an enqueue call needs to give: an event for the next command to wait on, for the caller, or none. */

@@ -21,8 +21,8 @@ typedef struct kvl_chain {
 
 /* Starts a chain; nothing is enqueued. The wait list must live until kvl_chain_end. */
 kvleaf_status kvl_chain_begin(kvl_chain *chain, kvleaf_device *device, const kvleaf_exec *exec);
-/* The same on a queue of which is known whether it keeps order. */
-kvl_chain kvl_chain_on(kvleaf_device *device, const kvleaf_exec *exec, bool in_order);
+/* The same on a queue that is known to keep order. */
+kvl_chain kvl_chain_in_order(kvleaf_device *device, const kvleaf_exec *exec);
 
 /* Enqueues a kernel. `last`: no further command follows. */
 kvleaf_status kvl_chain_kernel(kvl_chain *chain, cl_kernel kernel, cl_uint dimensions, const size_t *global,

@@ -46,8 +46,8 @@ static bool make_batch(host_batch *work)
     size_t batch = (size_t)config->batch, tokens = batch * (size_t)config->context;
     uint64_t random = config->seed * 0x9e3779b97f4a7c15u + 1;
     work->runs = config->runs ? config->runs : USUAL_RUNS;
-    work->num_blocks =
-        config->batch * ((2 * config->context + work->runs + HOST_WARM_RUNS) / config->shape.block_size + 2);
+    int steps = HOST_WARM_RUNS + (work->runs > HOST_LEAST_STEPS ? work->runs : HOST_LEAST_STEPS);
+    work->num_blocks = config->batch * ((2 * config->context + steps) / config->shape.block_size + 2);
     work->seqs = calloc(batch, sizeof(*work->seqs));
     work->num_q = calloc(batch, sizeof(*work->num_q));
     work->ids = calloc(tokens, sizeof(*work->ids));

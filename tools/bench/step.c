@@ -30,6 +30,7 @@ static cl_int CL_API_CALL count_launch(cl_command_queue queue, cl_kernel kernel,
 }
 
 enum { TWO_CALLS, ONE_CALL, APART, WAYS };
+_Static_assert((int)HOST_LEAST_STEPS >= 2 * (int)WAYS, "each way is timed in whole, and its enqueues are");
 enum { Q, K, V, OUT, TENSORS };
 
 typedef struct step_rig {
@@ -63,14 +64,14 @@ static kvleaf_status open_device(const host_batch *work, step_rig *rig)
 
 /* A token a sequence of so many heads; queries and keys of a size as models have them, so that attention weighs many
  * keys. */
-static kvleaf_status make_rows(const host_batch *work, const step_rig *rig, int heads, cl_mem *out)
+static kvleaf_status make_rows(const host_batch *work, const step_rig *rig, int heads, uint32_t seed, cl_mem *out)
 {
     const cli_shape *shape = &work->config->shape;
     const kvleaf_dtype dtype = (kvleaf_dtype)shape->q_dtype;
     uint64_t elements = (uint64_t)work->config->batch * (uint64_t)heads * (uint64_t)shape->head_dim;
     *out = clCreateBuffer(kvleaf_device_context(rig->device), CL_MEM_READ_WRITE, elements * kvleaf_dtype_size(dtype),
                           NULL, NULL);
-    bool filled = *out && bench_fill(work->rig, *out, dtype, elements, (uint32_t)heads, 3.46f) == CL_SUCCESS;
+    bool filled = *out && bench_fill(work->rig, *out, dtype, elements, seed, 3.46f) == CL_SUCCESS;
     return filled ? KVLEAF_OK : KVLEAF_NO_MEMORY;
 }
 
@@ -80,14 +81,14 @@ static kvleaf_status open_rows(const host_batch *work, step_rig *rig)
     const kvleaf_dtype dtype = (kvleaf_dtype)shape->q_dtype;
     const int heads[TENSORS] = {shape->heads, shape->kv_heads, shape->kv_heads, shape->heads};
     const int all = 2 * (shape->heads + shape->kv_heads);
-    kvleaf_status status = make_rows(work, rig, all, &rig->rows);
+    kvleaf_status status = make_rows(work, rig, all, 1, &rig->rows);
     for (int i = 0, first = 0; !status && i < TENSORS; first += heads[i++]) {
         rig->beside[i] =
             (kvleaf_tensor){.handle = rig->rows,
                             .offset = (uint64_t)first * (uint64_t)shape->head_dim * kvleaf_dtype_size(dtype),
                             .dtype = dtype,
                             .token_stride = (int64_t)all * shape->head_dim};
-        status = make_rows(work, rig, heads[i], &rig->buffers[i]);
+        status = make_rows(work, rig, heads[i], (uint32_t)i + 2, &rig->buffers[i]);
         rig->apart[i] = (kvleaf_tensor){.handle = rig->buffers[i], .dtype = dtype};
     }
     return status;
@@ -236,7 +237,7 @@ static kvleaf_status time_steps(const host_batch *work, step_times *times)
         status = open_cache(work, &rig);
     if (!status)
         status = run_step(work, &rig, work->config->context, -1, NULL);
-    for (int run = -HOST_WARM_RUNS; !status && (run < work->runs || run < 2 * WAYS); run++) {
+    for (int run = -HOST_WARM_RUNS; !status && (run < work->runs || run < HOST_LEAST_STEPS); run++) {
         timing = (run + HOST_WARM_RUNS) / WAYS % 2;
         status = run_step(work, &rig, 1, (run + HOST_WARM_RUNS) % WAYS, run < 0 ? NULL : times);
     }
