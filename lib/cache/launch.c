@@ -36,7 +36,9 @@ typedef struct layer_call {
 static kvleaf_status begin_call(kvleaf_plan *plan, int32_t layer, bool writes, const kvleaf_exec *exec, layer_call *out)
 {
     kvleaf_status status = check_call(plan, layer);
-    *out = (layer_call){.layer = NULL};
+    out->layer = NULL; /* the tail's part, which is large, is set by its own */
+    out->engine = NULL;
+    out->view = NULL;
     if (status)
         return status;
     const kvl_cache_layer *at = &plan->cache->layers[layer];

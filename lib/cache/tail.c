@@ -163,7 +163,8 @@ static void release_gathered(kvl_tail_call *call)
 
 kvleaf_status kvl_tail_begin(kvl_tail *tail, const kvleaf_exec *exec, kvl_tail_call *call)
 {
-    *call = (kvl_tail_call){.tail = tail};
+    call->tail = tail; /* the rest of it is set where the call goes on, the list of waits as far as it is used */
+    call->own = call->gathered = NULL;
     kvl_mutex_lock(tail->mutex);
     kvleaf_status status = begin_locked(tail, exec, call);
     if (status) {
