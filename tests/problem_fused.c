@@ -151,9 +151,7 @@ static void move_to(kvleaf_tensor *tensor, const joined *j, int i)
     tensor->offset += j->at[i];
 }
 
-/* `cache`: where K and V may be, `rows`: where q, the new keys and values and out may be; NULL = each in its own
- * buffer.
- */
+/* `cache`: where K and V may be, `rows`: where q, new keys and values and out may be; NULL = each in its own buffer. */
 static kvleaf_status run(problem *problem, kvleaf_attention *attention, bool some_negative, const fused *f,
                          const joined *cache, const joined *rows)
 {

@@ -38,7 +38,7 @@ static kvleaf_status use(kvleaf_device *device)
     kvleaf_status status = kvleaf_device_queue_create(device, &queue);
     kvleaf_exec exec = {.struct_size = sizeof exec, .queue = queue};
     if (status == KVLEAF_OK)
-        status = kvl_check_exec(device, &exec, NULL);
+        status = kvl_check_exec(device, &exec);
     if (status == KVLEAF_OK)
         status = kvl_device_buffer(device, "out", 64, &buffer);
     if (status == KVLEAF_OK)

@@ -203,7 +203,7 @@ kvleaf_status kvl_attention_begin(kvleaf_attention *attention, const kvleaf_exec
 {
     if (!attention)
         return kvl_fail_null("attention");
-    kvleaf_status status = kvl_check_exec(attention->device, exec, NULL);
+    kvleaf_status status = kvl_check_exec(attention->device, exec);
     return status ? status : kvl_chain_begin(chain, attention->device, exec);
 }
 

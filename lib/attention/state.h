@@ -170,7 +170,7 @@ typedef struct kvl_bound {
     cl_mem memory;  /* NULL where the call has none */
     uint64_t bytes; /* of the whole buffer */
     cl_long4 view;  /* as a kernel takes it, in elements: offset, token stride, head stride, 0; of K and V as kvl_view
-                       has  them */
+                       has them */
 } kvl_bound;
 
 typedef struct kvl_expect {

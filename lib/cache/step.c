@@ -271,7 +271,7 @@ kvleaf_status kvleaf_plan_build(kvleaf_plan *plan, kvleaf_cache *cache, const kv
         return kvl_fail_null("cache");
     if (plan->cache != cache)
         return kvl_fail(KVLEAF_FOREIGN, "cache", 0, 0, "the plan was made for another cache");
-    kvleaf_status status = kvl_check_exec(cache->device, exec, NULL);
+    kvleaf_status status = kvl_check_exec(cache->device, exec);
     if (!status)
         status = kvl_tail_check(&cache->tail);
     if (!status)

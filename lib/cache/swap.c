@@ -20,7 +20,7 @@ static kvleaf_status swap(kvleaf_cache *cache, kvleaf_seq seq, bool out, const k
 {
     if (!cache)
         return kvl_fail_null("cache");
-    kvleaf_status status = kvl_check_exec(cache->device, exec, NULL);
+    kvleaf_status status = kvl_check_exec(cache->device, exec);
     if (!status)
         status = kvl_tail_check(&cache->tail);
     if (status)

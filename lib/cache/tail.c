@@ -115,12 +115,15 @@ static kvleaf_status join_waits(kvl_tail_call *call)
  * it keeps order, or there are events by now. */
 static kvleaf_status start_chain(const kvl_tail *tail, const kvleaf_exec *exec, kvl_tail_call *call)
 {
-    kvleaf_status status = kvl_check_exec(tail->device, exec, tail->queue);
+    kvleaf_status status = kvl_check_exec_fields(exec);
+    const bool known = !status && exec->queue == tail->queue;
+    if (!status && !known)
+        status = kvl_check_queue(tail->device, exec->queue);
     if (!status)
         status = failed(tail);
     if (status)
         return status;
-    if (exec->queue == tail->queue)
+    if (known)
         call->chain = kvl_chain_in_order(tail->device, exec);
     else
         status = kvl_chain_begin(&call->chain, tail->device, exec);

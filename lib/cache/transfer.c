@@ -88,7 +88,7 @@ static kvleaf_status find_resident(const kvleaf_cache *cache, kvleaf_seq seq, kv
 /* What export and import have in common; `length` is the one the range must be within. */
 static kvleaf_status check_range(const range *r, int64_t length, const kvleaf_exec *exec)
 {
-    kvleaf_status status = kvl_check_exec(r->cache->device, exec, NULL);
+    kvleaf_status status = kvl_check_exec(r->cache->device, exec);
     if (!status)
         status = kvl_tail_check(&r->cache->tail);
     if (status)

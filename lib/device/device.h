@@ -46,9 +46,11 @@ kvleaf_status kvl_device_kernel(kvleaf_device *device, cl_program program, const
  * `what`. */
 kvleaf_status kvl_device_buffer(kvleaf_device *device, const char *what, uint64_t size, cl_mem *out);
 
-/* Checks that exec is usable with this device: struct size, a queue of its context. FOREIGN for another's. `known`: a
- * queue that passed before and has been retained since, which the driver is not asked about again; or NULL. */
-kvleaf_status kvl_check_exec(const kvleaf_device *device, const kvleaf_exec *exec, cl_command_queue known);
+/* Checks that exec is usable with this device: struct size, a queue of its context. FOREIGN for another's. */
+kvleaf_status kvl_check_exec(const kvleaf_device *device, const kvleaf_exec *exec);
+/* Its two halves: what can be told without the driver, and what the driver says of the queue. */
+kvleaf_status kvl_check_exec_fields(const kvleaf_exec *exec);
+kvleaf_status kvl_check_queue(const kvleaf_device *device, cl_command_queue queue);
 
 /* Arguments 0, 1, ... of a kernel, e.g. KVL_ARG(buffer). `kept`: equal bytes stand for the same argument for as long as
  * the kernel lives, as they do for a value, for NULL, and for a buffer that is released after the kernel. */

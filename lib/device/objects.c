@@ -31,7 +31,7 @@ kvleaf_status kvl_device_buffer(kvleaf_device *device, const char *what, uint64_
     return KVLEAF_OK;
 }
 
-static kvleaf_status check_queue(const kvleaf_device *device, cl_command_queue queue)
+kvleaf_status kvl_check_queue(const kvleaf_device *device, cl_command_queue queue)
 {
     cl_context context = NULL;
     cl_device_id id = NULL;
@@ -49,7 +49,7 @@ static kvleaf_status check_queue(const kvleaf_device *device, cl_command_queue q
     return KVLEAF_OK;
 }
 
-kvleaf_status kvl_check_exec(const kvleaf_device *device, const kvleaf_exec *exec, cl_command_queue known)
+kvleaf_status kvl_check_exec_fields(const kvleaf_exec *exec)
 {
     kvleaf_status status = kvl_check_struct(exec, exec ? exec->struct_size : 0, sizeof *exec, "exec");
     if (status != KVLEAF_OK)
@@ -61,7 +61,13 @@ kvleaf_status kvl_check_exec(const kvleaf_device *device, const kvleaf_exec *exe
                         exec->num_wait);
     if (exec->num_wait == 0 && exec->wait_list)
         return kvl_fail(KVLEAF_INVALID, "num_wait", 0, 1, "num_wait is 0, but a wait_list is given");
-    return exec->queue == known ? KVLEAF_OK : check_queue(device, exec->queue);
+    return KVLEAF_OK;
+}
+
+kvleaf_status kvl_check_exec(const kvleaf_device *device, const kvleaf_exec *exec)
+{
+    kvleaf_status status = kvl_check_exec_fields(exec);
+    return status ? status : kvl_check_queue(device, exec->queue);
 }
 
 static kvleaf_status set_arg(const kvleaf_device *device, cl_kernel kernel, int index, const kvl_arg *arg)

@@ -186,7 +186,7 @@ kvleaf_status kvleaf_pool_copy_blocks(kvleaf_pool *pool, const int32_t *src, con
 {
     if (!pool)
         return kvl_fail_null("pool");
-    kvleaf_status status = kvl_check_exec(pool->device, exec, NULL);
+    kvleaf_status status = kvl_check_exec(pool->device, exec);
     if (status)
         return status;
     if (count < 0 || count > pool->params.num_blocks)

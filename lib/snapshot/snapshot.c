@@ -111,7 +111,7 @@ static kvleaf_status check_call(const kvleaf_cache *cache, const char *path, con
         return kvl_fail_null("cache");
     if (!path)
         return kvl_fail_null("path");
-    return kvl_check_exec(cache->device, exec, NULL);
+    return kvl_check_exec(cache->device, exec);
 }
 
 /* The calls inside give no event; where one is asked for, it comes behind them all. */
